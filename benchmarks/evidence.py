@@ -23,7 +23,7 @@ MARKED = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 MODULES = (  # studies with kept records
     *("batch_scaling", "lars", "legw", "mixed_batch", "variants", "stacking_study"),
     *("learning_curves", "fine_tuning_scores", "install_matrix", "row_filling", "same_hour"),
-    "semantic_search",
+    *("same_hour_search", "semantic_search"),
 )
 
 

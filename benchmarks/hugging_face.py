@@ -155,15 +155,16 @@ def update(theirs, optimizer, loss, learning_rate, clipnorm):
 
 
 @torch.no_grad()
-def evaluate(theirs, batches, logits="prediction_logits"):
-    """The masked-LM loss in nats and the accuracy over all batches, in order.
+def evaluate(theirs, batches, logits="prediction_logits", numbers=None):
+    """The masked-LM loss in nats and the accuracy over batches, in order.
 
     Args:
         logits: The name of the output.
+        numbers: Those of the batches; None: all.
     """
     theirs.eval()
     loss = hits = count = 0.0
-    for step in range(batches.num_batches):
+    for step in numbers or range(batches.num_batches):
         given = inputs(batches[step])
         labels = given.pop("labels")
         del given["next_sentence_label"]

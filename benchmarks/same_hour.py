@@ -217,11 +217,16 @@ def train_ours(folder, model_dir, settings, trial):
         **dict.fromkeys(("log_steps", "eval_steps"), settings["eval_steps"]),
     )
     trainer.train()
-    batches = held_out(folder, run.config)
-    step = trainer.engine.evaluation_step(run.task, trainer.model)
-    feed = trainer.engine.feed(lambda *_: batches, range(batches.num_batches))
-    sums = sum(np.asarray(step(feed), np.float64) for _ in range(batches.num_batches))
-    metrics = run.task.metrics(sums)
+    return score(trainer, held_out(folder, run.config))
+
+
+def score(trainer, batches, numbers=None):
+    """The loss in nats and the accuracy of a trained model over batches; None: over all."""
+    numbers = numbers or range(batches.num_batches)
+    step = trainer.engine.evaluation_step(trainer.run.task, trainer.model)
+    feed = trainer.engine.feed(lambda *_: batches, numbers)
+    sums = sum(np.asarray(step(feed), np.float64) for _ in numbers)
+    metrics = trainer.run.task.metrics(sums)
     return metrics["masked_lm_loss"], metrics["masked_lm_accuracy"]
 
 
@@ -259,46 +264,15 @@ def run_of(folder, settings, ingredients, seed):
 
 
 def train_peer(folder, model_dir, settings, trial):
-    """`run_mlm.py`'s way: text cut into blocks, 15 % masked, AdamW with linear decay to zero."""
+    """Trains Hugging Face's way; returns the loss and the accuracy on the held-out rows."""
     import hugging_face
-    import torch
-    import transformers
 
-    torch.set_num_threads(machine.cores())
-    transformers.set_seed(trial["seed"])
-    tokenizer = transformers.BertTokenizerFast(f"{folder}/vocab.txt")
-    length = HELD_OUT.max_seq_length
-    config = trials.config_of(folder, settings, 128, settings["initial_stddev"])
-    theirs = hugging_face.bert_for_pretraining(config, "BertForMaskedLM")
-    rows = _blocks((folder / "train.txt").read_text(), tokenizer, length)
     ends = time.monotonic() + 60 * settings["training_minutes"]
-
-    def train_for(steps, model):
-        arguments = transformers.TrainingArguments(
-            output_dir=str(model_dir),
-            max_steps=steps,
-            warmup_steps=round(settings["peer_warmup"] * steps),
-            learning_rate=settings["peer_rate"],
-            per_device_train_batch_size=settings["tokens"] // length,
-            seed=trial["seed"],
-            disable_tqdm=True,
-            logging_steps=10**9,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-        )
-        collator = transformers.DataCollatorForLanguageModeling(tokenizer)
-        begun = time.monotonic()
-        transformers.Trainer(
-            model=model, args=arguments, train_dataset=rows, data_collator=collator
-        ).train()
-        return time.monotonic() - begun
-
-    tried = copy.deepcopy(theirs)
-    few = train_for(5, tried)
-    each = (train_for(5 + MEASURED_UPDATES, tried) - few) / MEASURED_UPDATES
+    theirs, train_for = peer(folder, model_dir, settings, trial["seed"])
+    each = seconds_of_peer(theirs, train_for)
     steps = max(1, int((ends - time.monotonic()) / each))
     seconds = train_for(steps, theirs)
+    config = trials.config_of(folder, settings, 128, settings["initial_stddev"])
     loss, accuracy = hugging_face.evaluate(theirs, held_out(folder, config), "logits")
     values = {"masked_lm_loss": loss, "masked_lm_accuracy": accuracy}
     lines = {"train": {"timing": {"seconds": seconds}}, "eval": values}
@@ -306,6 +280,59 @@ def train_peer(folder, model_dir, settings, trial):
         for kind, line in lines.items():
             log.write(json.dumps({"kind": kind, "step": steps, **line}) + "\n")
     return loss, accuracy
+
+
+def peer(folder, model_dir, settings, seed, **changed):
+    """`run_mlm.py`'s way: text cut into blocks, 15 % masked, AdamW with linear decay to zero.
+
+    Args:
+        **changed: Arguments of `TrainingArguments` that replace the study's.
+
+    Returns:
+        Their model, and a function of (steps, model) that trains it and returns the seconds.
+    """
+    import hugging_face
+    import torch
+    import transformers
+
+    torch.set_num_threads(machine.cores())
+    transformers.set_seed(seed)
+    tokenizer = transformers.BertTokenizerFast(f"{folder}/vocab.txt")
+    length = HELD_OUT.max_seq_length
+    config = trials.config_of(folder, settings, 128, settings["initial_stddev"])
+    theirs = hugging_face.bert_for_pretraining(config, "BertForMaskedLM")
+    rows = _blocks((folder / "train.txt").read_text(), tokenizer, length)
+
+    def train_for(steps, model):
+        arguments = {
+            "output_dir": str(model_dir),
+            "max_steps": steps,
+            "warmup_steps": round(settings["peer_warmup"] * steps),
+            "learning_rate": settings["peer_rate"],
+            "per_device_train_batch_size": settings["tokens"] // length,
+            "seed": seed,
+            "disable_tqdm": True,
+            "logging_steps": 10**9,
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+        }
+        arguments = transformers.TrainingArguments(**(arguments | changed))
+        collator = transformers.DataCollatorForLanguageModeling(tokenizer)
+        begun = time.monotonic()
+        transformers.Trainer(
+            model=model, args=arguments, train_dataset=rows, data_collator=collator
+        ).train()
+        return time.monotonic() - begun
+
+    return theirs, train_for
+
+
+def seconds_of_peer(theirs, train_for):
+    """Seconds of one of their updates, measured on a copy of their model."""
+    tried = copy.deepcopy(theirs)
+    few = train_for(5, tried)
+    return (train_for(5 + MEASURED_UPDATES, tried) - few) / MEASURED_UPDATES
 
 
 def _blocks(text, tokenizer, length):

@@ -236,6 +236,29 @@ def config_of(folder, settings, positions, initializer_range, dropout=0.0):
 # Trials
 
 
+def halton(ranges, number):
+    """A point of Halton's sequence in ranges, evenly spread in logarithms.
+
+    Args:
+        ranges: {name: (lowest, highest)}, at most four.
+        number: From 1.
+    """
+    return {
+        name: low * (high / low) ** _van_der_corput(number, base)
+        for (name, (low, high)), base in zip(ranges.items(), (2, 3, 5, 7))
+    }
+
+
+def _van_der_corput(number, base):
+    """The digits of a number after the point, in reverse order; in [0, 1)."""
+    value, digit = 0.0, 1.0
+    while number:
+        number, rest = divmod(number, base)
+        digit /= base
+        value += rest * digit
+    return value
+
+
 def stage_of(settings, **fields):
     """A stage with the lengths of the settings."""
     names = ("max_seq_length", "max_predictions_per_seq")
@@ -263,18 +286,24 @@ def trainer(run, model_dir, **options):
 
     A run with `minutes` gets the updates that fit into them.
     """
+    from official_bert.training import budget
+    from official_bert.training.trainer import Trainer
+
+    options, engine = loop_options_and_engine(**options)
+    if run.minutes:
+        run = budget.fix(run, options, engine, model_dir)
+    return Trainer(run, options, engine, model_dir)
+
+
+def loop_options_and_engine(**options):
+    """`LoopOptions` of a study, without checkpoints, and TensorFlow's engine in this process."""
     memory.tune_malloc()  # as the commands do
     quiet_tensorflow.import_tensorflow()
     from official_bert.engines.strategies import make_strategy
     from official_bert.engines.tf_distribute import TfDistribute
-    from official_bert.training import budget
-    from official_bert.training.trainer import Trainer
 
     options = LoopOptions(save_checkpoints_steps=0, tensorboard=False, **options)
-    engine = TfDistribute(make_strategy("off"))
-    if run.minutes:
-        run = budget.fix(run, options, engine, model_dir)
-    return Trainer(run, options, engine, model_dir)
+    return options, TfDistribute(make_strategy("off"))
 
 
 def in_child(command, folder, trial, read):

@@ -117,20 +117,7 @@ def point(settings, method, multiple, number, warmup="warmup_share"):
         "warmup_share": settings[warmup],
         "weight_decay": settings["weight_decay"],
     }
-    return {
-        name: low * (high / low) ** van_der_corput(number, base)
-        for (name, (low, high)), base in zip(ranges.items(), (2, 3, 5, 7))
-    }
-
-
-def van_der_corput(number, base):
-    """The digits of a number after the point, in reverse order; in [0, 1)."""
-    value, digit = 0.0, 1.0
-    while number:
-        number, rest = divmod(number, base)
-        digit /= base
-        value += rest * digit
-    return value
+    return trials_of.halton(ranges, number)
 
 
 def by_rule(settings, method, chosen, multiple):

@@ -7,6 +7,7 @@ import claim
 import numpy as np
 import pytest
 import stats
+import trials
 from claim_studies import command, record, records_of, script
 
 from lamb_tf import schedules
@@ -75,10 +76,10 @@ def test_the_second_phase_begins_as_its_schedule_says():
 
 
 def test_trials_are_spread_over_the_ranges_by_haltons_sequence():
+    for number, first, second in [(1, 1 / 2, 1 / 3), (3, 3 / 4, 1 / 9), (6, 3 / 8, 2 / 9)]:
+        found = trials.halton({"a": (1, 100), "b": (1, 100)}, number)
+        assert found == {"a": pytest.approx(100**first), "b": pytest.approx(100**second)}
     scaling = script("batch_scaling")
-    numbers = [(1, 2, 1 / 2), (2, 2, 1 / 4), (3, 2, 3 / 4), (6, 2, 3 / 8)]
-    for number, base, value in [*numbers, (5, 3, 2 / 3 + 1 / 9)]:  # 12 in base 3 → 0.21
-        assert scaling.van_der_corput(number, base) == pytest.approx(value)
     settings = scaling.SETTINGS
     points = [scaling.point(settings, "lamb", 1, number) for number in range(1, 9)]
     low, high = settings["rates"]["lamb"]
