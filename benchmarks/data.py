@@ -7,7 +7,7 @@ sharding and the manifest. Memory is the sum of the resident sizes of all its pr
 pages counted in each. `--cases` runs some of the rows; the others keep their earlier measurements.
 
 The original script is that of tf-models-official. It reads the same sentences of the text, one per
-line, in one process; the dynamic build, whose masks are drawn anew in every epoch, is compared with
+line, in one process; the dynamic build, whose masks differ in every epoch, is compared with
 its dupe 10.
 """
 

@@ -593,7 +593,7 @@ def apart(x: Any) -> Any:
 
 
 def unstack(vector: Tensor, counts: Sequence[int] | None = None) -> Sequence[Tensor]:
-    """The elements of a vector as scalars; where a count is given, so many of them as a vector.
+    """The elements of a vector as scalars; where a count is given, this many of them as a vector.
 
     XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so
     compile each of them, though all tensors of a shape could share theirs. Of a gather the

@@ -79,7 +79,7 @@ class LAMB(LayerwiseOptimizer):
         trust_ratio_axes: For variables that hold several layers, heads or experts: a mapping of
             regular expressions to the axis, or axes, that number the slices. The norms are taken
             over the other axes, and each slice has a ratio of its own, 1 where a norm of it is 0:
-            `{"stack/kernel": 0}` steps (layers, in, out) as so many variables of (in, out), and
+            `{"stack/kernel": 0}` steps (layers, in, out) as a variable (in, out) per layer, and
             `{"(query|key|value)/kernel": 1}` the heads of `keras.layers.MultiHeadAttention`.
             Negative axes count from the last. Bounds apply to each slice; `clipnorm` clips a whole
             variable. None: a ratio for each variable.

@@ -377,7 +377,7 @@ def plot(
 ) -> "matplotlib.figure.Figure":
     """Draws a heat map of one metric, variables over steps, and the gradient norm above it.
 
-    Where the noise scale was recorded, it is drawn above both, beside the batch in use.
+    Where the noise scale was recorded, it is drawn above both, next to the batch in use.
 
     Args:
         path: A `telemetry.jsonl` that `Log` wrote.

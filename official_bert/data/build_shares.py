@@ -128,7 +128,7 @@ def forget(share_folder: str) -> None:
 
 
 def leave(shards: list[str]) -> None:
-    """Marks the shares of a finished build as not begun anew, before they are removed."""
+    """Marks the shares of a finished build as not to be begun again, before they are removed."""
     for path in folders(shards):
         (path / manifest.PLAN).unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
 
-LINES, CHARACTERS = 500, 1000  # of a block of 2 MB: so many lines, and of each so much
+LINES, CHARACTERS = 500, 1000  # of a block of 2 MB: the most lines, and the most of each
 KEPT, BEGINNING = 20_000, 100  # lines remembered, and characters of each
 MANY = 1_000  # documents with the same line
 

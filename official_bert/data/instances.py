@@ -137,7 +137,7 @@ class InstanceMaker:
         self.unused = sum(text.used.count(0) for text in texts)
 
     def of_rows(self, documents: list[Sentences], rng: Random) -> Iterator[Instance]:
-        """As a call, for rows that are full or packed: each pass fills them anew."""
+        """As a call, for rows that are full or packed: each pass fills them again."""
         for _ in range(self._settings.dupe_factor):
             rng.shuffle(documents)
             for row in rows(documents, self._settings, rng, self._cls, self._sep):

@@ -129,7 +129,7 @@ def seconds_of_a_call(
 ) -> float:
     """How long a call takes that needs all workers: each makes the same number of calls.
 
-    If each went by its own clock, one would wait for ever in a call that the others leave out.
+    If each went by its own clock, one would wait forever in a call that the others leave out.
 
     Args:
         work: Takes the number of the call, from 0.

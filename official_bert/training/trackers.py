@@ -27,7 +27,7 @@ IDS = "trackers.json"
 MAX_WAITING = 10_000  # rows
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0  # seconds after a failure until the next try
 STOPPED = (130, 143)  # exit codes
-# The libraries would try for minutes, or for ever, while training waits. Environment variables that
+# The libraries would try for minutes, or forever, while training waits. Environment variables that
 # are set go first.
 _MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 _WANDB_PATIENCE = {"init_timeout": 10, "finish_timeout": 120}  # seconds
@@ -172,7 +172,7 @@ class _Link:
         if not self._has_warned:
             self._has_warned = True
             messages.warn(
-                f"{self.name} cannot be reached, so the run goes on without it and its rows wait: "
+                f"{self.name} cannot be reached, so the run continues without it; its rows wait: "
                 f"{self._reason}. If this is not a passing outage, {_REMEDIES[self.name]}."
             )
 

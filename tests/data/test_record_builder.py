@@ -170,7 +170,7 @@ def little_text(small_text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def leftovers(little_text, tmp_path_factory) -> dict[int | None, Path]:
-    """The folders of builds that were interrupted after so many shards; None: of a whole one."""
+    """The folders of builds that were interrupted after this many shards; None: of a whole one."""
     folders, ask = {}, record_builder._ask
     for shards in (0, 1, None):
         folders[shards] = folder = tmp_path_factory.mktemp("leftovers")

@@ -68,7 +68,7 @@ def by_flags(count):
 
 
 def start(processes, devices, flags, folder, launcher=None, ports=None):
-    """Starts processes with so many devices each, or as many as a tuple says."""
+    """Starts processes with this many devices each, or as many as a tuple says."""
     counts = devices if isinstance(devices, tuple) else (devices,) * processes
     ports, workers = ports or worker_processes.free_ports(processes), []
     for index in range(processes):

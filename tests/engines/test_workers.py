@@ -54,7 +54,7 @@ def arguments(small_corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained_in(arguments, tmp_path_factory):
-    """Function of a number of workers: the directory of an uninterrupted run on so many."""
+    """Function of a number of workers: the directory of an uninterrupted run on this many."""
 
     @functools.cache
     def model_dir(workers):
@@ -67,12 +67,12 @@ def trained_in(arguments, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(trained_in):
-    """Function of a number of workers: the final tensors of an uninterrupted run on so many."""
+    """Function of a number of workers: the final tensors of an uninterrupted run on this many."""
     return lambda workers: final_tensors(trained_in(workers))
 
 
 def run(count, arguments, folder, **options):
-    """Trains on so many workers to the end; returns the final tensors."""
+    """Trains on this many workers to the end; returns the final tensors."""
     workers = worker_processes.start(count, arguments, folder, **options)
     codes = worker_processes.finish(workers)
     said = [worker.said() for worker in workers]

@@ -105,7 +105,7 @@ def test_words_only_leaves_out_punctuation_and_pieces_of_words(filler, tokenizer
 
 
 def test_texts_of_many_lengths_make_tensorflow_say_nothing(filler, caplog):
-    """It warns of a function that it traces anew time after time."""
+    """It warns of a function that it traces again and again."""
     logger = tf.get_logger()
     logger.addHandler(caplog.handler)
     try:

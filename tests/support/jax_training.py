@@ -107,7 +107,7 @@ QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
 
 
 def environment(devices=1):
-    """The variables of a process with so many CPU devices."""
+    """The variables of a process with this many CPU devices."""
     flags = f"{QUICK_TO_COMPILE} --xla_force_host_platform_device_count={devices}"
     root = str(pathlib.Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

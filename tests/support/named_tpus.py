@@ -42,7 +42,7 @@ class _Resolver:
 
 
 def strategy(hosts: int, cores: int) -> tf.distribute.TPUStrategy:
-    """A slice of so many hosts with so many cores each; call it in a `tf.Graph`."""
+    """A slice of this many hosts with this many cores each; call it in a `tf.Graph`."""
     return tf.distribute.TPUStrategy(_Resolver(hosts, cores))
 
 

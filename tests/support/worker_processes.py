@@ -38,7 +38,7 @@ def free_ports(count):
 def start(
     count, arguments, folder, source="flags", command=("-m", "official_bert.run_pretraining")
 ):
-    """Starts so many workers, which learn of each other from `source`; one trains alone.
+    """Starts this many workers, which learn of each other from `source`; one trains alone.
 
     Args:
         count: Workers.

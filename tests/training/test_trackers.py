@@ -155,7 +155,7 @@ def test_a_tracker_that_is_out_ends_no_run_and_gets_its_rows_when_it_is_back(sto
     for step in range(5):
         reporting.write("train", step, {"loss": 1.0 / (step + 1)})
     said = capsys.readouterr().err
-    assert said.startswith("warning: mlflow cannot be reached, so the run goes on without it")
+    assert said.startswith("warning: mlflow cannot be reached, so the run continues without it")
     assert said.count("warning") == 1
     blocked.unlink()
     reporting.end(130)
