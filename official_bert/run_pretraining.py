@@ -139,9 +139,7 @@ def run_from_flags(args: Pretrain) -> stages.Run:
 
 def _folder(args):
     """The folder of the model that the run starts from, or of the run itself once it has begun."""
-    return model_folder.for_training(
-        args.model_dir, args.init_checkpoint, bert_config_file=args.bert_config_file
-    )
+    return model_folder.for_training(args.model_dir, args.init_checkpoint)
 
 
 def _config(args):

@@ -231,8 +231,6 @@ def of(
 def for_training(
     run_folder: str | os.PathLike | None,
     init_checkpoint: str | os.PathLike | None,
-    *,
-    bert_config_file: str | os.PathLike | None = None,
     vocab_file: str | os.PathLike | None = None,
 ) -> ModelFolder | None:
     """The folder with the defaults of a run's flags: its own, or else its initial checkpoint's.
@@ -243,17 +241,16 @@ def for_training(
     Raises:
         ValueError: as `of`.
     """
-    named = {"bert_config_file": bert_config_file or None, "vocab_file": vocab_file or None}
     local = run_folder is not None and not local_paths.is_address(run_folder)
     if run_folder and local and (pathlib.Path(run_folder) / RUN).is_file():
-        return _model_folder(pathlib.Path(run_folder), "bundle", **named)
+        return _model_folder(pathlib.Path(run_folder), "bundle", None, vocab_file)
     if not init_checkpoint or local_paths.is_address(init_checkpoint):
         return None
-    return of(init_checkpoint, **named)[1]
+    return of(init_checkpoint, vocab_file=vocab_file)[1]
 
 
 def _model_folder(folder, kind, bert_config_file, vocab_file):
-    named = (given and pathlib.Path(given) for given in (bert_config_file, vocab_file))
+    named = (pathlib.Path(given) if given else None for given in (bert_config_file, vocab_file))
     return ModelFolder(folder, kind, *named)
 
 

@@ -171,7 +171,7 @@ def _with_parts_of_folder(args):
     named = {name: getattr(args, name) for name in ("bert_config_file", "vocab_file")}
     uses_other = args.init_checkpoint and not args.do_train
     folder = None if uses_other else args.seeds_and_folders()[0][1]
-    model = model_folder.for_training(folder, args.init_checkpoint, **named)
+    model = model_folder.for_training(folder, args.init_checkpoint, args.vocab_file)
     if model:
         model.check_named_vocabulary()
         named = {name: path or getattr(model, _PARTS[name]) for name, path in named.items()}
