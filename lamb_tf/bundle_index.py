@@ -94,19 +94,17 @@ def entries(
     try:
         held = dict(table(index, checksum))
         files = _data_files(prefix, held.pop(b"", None), open_file)
-        return {_name(key): _entry(_name(key), held[key], files, open_file) for key in held}
+        return dict(_entry(key, value, files, open_file) for key, value in held.items())
     except (IndexError, struct.error) as error:
         raise ValueError(f"{prefix}.index ends within an entry ({error})") from None
 
 
 def strings(data: bytes, count: int) -> list[bytes]:
     """The strings of a tensor from its bytes: their lengths, a checksum of these, the strings."""
-    lengths, at = [], 0
-    for length, after in _string_lengths(data, count):
-        lengths.append(length)
-        at = after
-    ends = itertools.accumulate(lengths, initial=at + 4 * bool(count))
-    return [data[end : end + length] for end, length in zip(ends, lengths, strict=False)]
+    found = [*_string_lengths(data, count)]
+    first = found[-1][1] + 4 if found else 0
+    places = itertools.accumulate((length for length, _ in found), initial=first)
+    return [data[start:end] for start, end in itertools.pairwise(places)]
 
 
 def _string_lengths(data, count):
@@ -220,16 +218,13 @@ def _data_files(prefix, header, open_file):
     return files
 
 
-def _name(key):
+def _entry(key, value, files, open_file):
+    """The name of a tensor, and an `Entry` that its data file holds."""
     try:
-        return key.decode()
+        full_name = key.decode()
     except UnicodeDecodeError:
         raise ValueError(f"the name {key[:99]!r} in its index is damaged") from None
-
-
-def _entry(name, value, files, open_file):
-    """An `Entry` that its data file holds."""
-    name = repr(name[:99])
+    name = repr(full_name[:99])
     numbers, rest = _message(name, value, {1, 3, 4, 5})
     if 7 in rest:
         raise ValueError(
@@ -252,10 +247,9 @@ def _entry(name, value, files, open_file):
     found = Entry(DTYPES[kind], shape, file, offset, size, int.from_bytes(crc, "little"))
     if found.dtype == object:
         _check_strings(name, found, count, open_file)
-    elif count * found.dtype.itemsize != size:
-        needed = count * found.dtype.itemsize
+    elif (needed := count * found.dtype.itemsize) != size:
         raise ValueError(f"{name} has {size:,} bytes; its shape {[*shape]} needs {needed:,}")
-    return found
+    return full_name, found
 
 
 def _message(name, data, numbers):

@@ -141,29 +141,26 @@ def _entry(array, offset, size, crc):
 
 
 def _table(entries):
-    data = _block(entries)
-    index = _block({max(entries): varint(0) + varint(len(data))})
-    nothing, after = _block({}), len(data) + bundle_index.TRAILER_BYTES
-    handles = varint(after) + varint(len(nothing))
-    after += len(nothing) + bundle_index.TRAILER_BYTES
-    handles += varint(after) + varint(len(index))
-    blocks = b"".join(block + _trailer(block) for block in (data, nothing, index))
+    data, nothing = _block(entries), _block({})
+    index = _block({max(entries): _handle(0, data)})
+    handles = _handle(len(data), nothing) + _handle(len(data) + len(nothing), index)
     padded = handles.ljust(bundle_index.FOOTER_BYTES - len(bundle_index.MAGIC), b"\0")
-    return blocks + padded + bundle_index.MAGIC
+    return data + nothing + index + padded + bundle_index.MAGIC
+
+
+def _handle(offset, block):
+    return varint(offset) + varint(len(block) - bundle_index.TRAILER_BYTES)
 
 
 def _block(entries):
-    """A block with whole keys, so that reading may start at any entry."""
+    """A block and its trailer; with whole keys, so that reading may start at any entry."""
     out, restarts = bytearray(), []
     for key, value in entries.items():
         restarts.append(len(out))
         out += varint(0) + varint(len(key)) + varint(len(value)) + key + value
     restarts = restarts or [0]
-    return bytes(out) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
-
-
-def _trailer(block):
-    return _UNCOMPRESSED + struct.pack("<I", masked_crc(block, _UNCOMPRESSED))
+    out += struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts)) + _UNCOMPRESSED
+    return bytes(out) + struct.pack("<I", masked_crc(bytes(out)))
 
 
 # The variables of a BERT
@@ -229,10 +226,9 @@ def _read_objects(tensors, config):
             ours = logits.get(name) or _of_a_further_layer(of_a_layer, name) or (slot and name)
             if not ours or f"{ours}{suffix}" in others:
                 (counters if _COUNTERS.fullmatch(key) else others)[key] = tensor
-            elif name in logits and len(tensor.shape) == 2:
-                others[f"{ours}{suffix}"] = tensor.transposed()
             else:
-                others[f"{ours}{suffix}"] = tensor
+                is_kernel = name in logits and len(tensor.shape) == 2
+                others[f"{ours}{suffix}"] = tensor.transposed() if is_kernel else tensor
         elif end in _OTHER_ENDS:
             of_heads[official] = _official_layout(tensor, row, config)
         elif official in found:
@@ -241,11 +237,9 @@ def _read_objects(tensors, config):
             found[official] = _official_layout(tensor, row, config)
     # A head with a dense layer of its own uses that layer, not the encoder's pooler.
     unread = {
-        re.sub("(/adam_[mv])?$", r" of the encoder, which no head reads\1", name, count=1): found[
-            name
-        ]
-        for name in of_heads
-        if name in found
+        re.sub("(/adam_[mv])?$", r" of the encoder, which no head reads\1", name, count=1): tensor
+        for name, tensor in found.items()
+        if name in of_heads
     }
     return "tf-models", found | of_heads, counters | unread, others
 

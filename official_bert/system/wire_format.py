@@ -1,4 +1,8 @@
-"""Protocol buffers' wire format and TensorFlow's checksum, without either library."""
+"""Protocol buffers' wire format and TensorFlow's checksum, without either library.
+
+`lamb_tf.bundle_index` reads the same format on its own: to import it imports Keras, which the
+processes that make records do without.
+"""
 
 from collections.abc import Iterator
 
@@ -80,9 +84,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         raise ValueError("the message ends within a field") from None
 
 
-def masked_crc(data: bytes | np.ndarray, *more: bytes) -> int:
-    """crc32c of all bytes in order, rotated and shifted as in TensorFlow's files."""
+def masked_crc(data: bytes | np.ndarray) -> int:
+    """crc32c of some bytes, rotated and shifted as in TensorFlow's files."""
     crc = google_crc32c.value(data)
-    for part in more:
-        crc = google_crc32c.extend(crc, part)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
