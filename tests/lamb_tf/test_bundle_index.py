@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from bert_checkpoints import CONFIG
-from bundle_tables import block, entry, header, table, varint
+from bundle_tables import block, entry, header, table
 
 from lamb_tf import bundle_index
 from official_bert.checkpoints import tensor_bundles
+from official_bert.system.wire_format import varint
 
 HELD = 24  # bytes of the data file: six float32
 

@@ -4,18 +4,8 @@ import struct
 
 from tensorflow.core.protobuf import tensor_bundle_pb2 as messages
 
-from official_bert.data.records import masked_crc
-
-MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-
-
-def varint(number: int) -> bytes:
-    """Seven bits per byte, the lowest first."""
-    parts = []
-    while number > 127:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*parts, number])
+from lamb_tf.bundle_index import MAGIC
+from official_bert.system.wire_format import masked_crc, varint
 
 
 def block(entries: dict[bytes, bytes], restarts: int = 1) -> bytes:
