@@ -104,7 +104,8 @@ def tensors(optimizer: keras.optimizers.Optimizer) -> tuple[keras.Variable, kera
     recorded = _layerwise(optimizer)._telemetry
     if recorded is None:
         raise ValueError(
-            "There is no telemetry: call `telemetry.record(optimizer)` before the first step."
+            "optimizer must record telemetry; got one that does not. Call "
+            "`telemetry.record(optimizer)` before the first step."
         )
     return recorded.layers, recorded.gradient_norm
 
@@ -146,8 +147,8 @@ def noise_scale(
 def _noise_averages(recording):
     if recording._telemetry is None or recording._telemetry.noise is None:
         raise ValueError(
-            "There is no noise scale: call `telemetry.record(optimizer, noise_scale=True)` before "
-            "the first step."
+            "optimizer must record the noise scale; got one that does not. Call "
+            "`telemetry.record(optimizer, noise_scale=True)` before the first step."
         )
     return _replicas.to_numpy(recording._telemetry.noise)
 

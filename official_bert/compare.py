@@ -98,7 +98,9 @@ def read(paths: Sequence[str | os.PathLike]) -> dict[str, Contents]:
         if not any(log.train for log in found[path].logs):
             messages.warn(f"{path} has no line in its log yet.")
     if not found:
-        raise ValueError("no folder holds a run. Give model_dirs or output_dirs of runs.")
+        raise ValueError(
+            "the arguments must be folders of runs; got none. Give model_dirs or output_dirs."
+        )
     names = [path.resolve().name for path in found]
     unique = len({*names}) == len(names)
     return {

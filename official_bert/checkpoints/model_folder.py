@@ -266,8 +266,8 @@ def keep_vocabulary(
         write_vocabulary(folder, vocabulary, casing, max_length)
     elif [*tokenization.read_vocabulary(str(copy))] != vocabulary:
         raise ValueError(
-            f"{copy} is another vocabulary than the run's, and would be overwritten. Choose "
-            "another folder for the run."
+            f"{copy} must be the run's vocabulary; got another, which would be overwritten. "
+            "Choose another folder for the run."
         )
 
 
@@ -317,9 +317,9 @@ def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
         return "bundle", path
     if not path.is_dir():
         raise ValueError(
-            f"There is no checkpoint {path}: expected a folder, a file model.safetensors or "
-            "model.keras, or the prefix of a TensorFlow checkpoint, such as bert_model.ckpt."
-            + _download(path)
+            f"{path} must be a folder with a checkpoint, a file model.safetensors or model.keras, "
+            "or the prefix of a TensorFlow checkpoint, such as bert_model.ckpt; got none of these. "
+            f"Check the path.{_download(path)}"
         )
     for name in SAFETENSORS, f"{SAFETENSORS}.index.json":
         if (path / name).is_file():
@@ -329,7 +329,8 @@ def find(path: pathlib.Path) -> tuple[str, pathlib.Path]:
             raise _pickled(path / name)
     if (path / "saved_model.pb").is_file():
         raise ValueError(
-            f"{path} is a SavedModel, which is for serving. Give the checkpoint it was made from."
+            f"{path} must be a checkpoint; got a SavedModel, which is for serving. Give the "
+            "checkpoint it was made from."
         )
     return _one_in(path)
 
@@ -364,7 +365,7 @@ def _one_in(folder):
         if newest:
             return "bundle", newest
         found = names.listed([path.name for path in (*keras_files, *bundles)])
-        raise ValueError(f"{folder} holds several checkpoints: {found}. Give the path of one.")
+        raise ValueError(f"{folder} must hold one checkpoint; got {found}. Give the path of one.")
     if keras_files:
         return "keras", keras_files[0]
     if bundles:
@@ -402,7 +403,7 @@ def _newest(folder):
 def _pickled(path):
     files = [path] if path.suffix != ".json" else sorted(path.parent.glob("pytorch_model-*.bin"))
     return ValueError(
-        f"{path} is a pickle, which can run any code when loaded. Convert it to "
-        f"{path.with_name(SAFETENSORS)} first, where PyTorch is installed; run: {_UNPICKLE} "
+        f"{path} must be safetensors; got a pickle, which can run any code when loaded. Convert it "
+        f"to {path.with_name(SAFETENSORS)} first, where PyTorch is installed; run: {_UNPICKLE} "
         f"{shlex.join(map(str, files))}"
     )

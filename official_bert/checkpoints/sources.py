@@ -168,8 +168,8 @@ def _check_same_meaning(config, other, file):
         own, found = getattr(config, name), getattr(other, name)
         if _SAME.get(own, own) != _SAME.get(found, found):
             raise ValueError(
-                f"The weights next to {file} were trained with {name}={found!r}, but the model has "
-                f"{own!r}, which gives other results. Leave --bert_config_file out, or set "
+                f"{name} must be {found!r}, with which the weights next to {file} were trained; "
+                f"got {own!r}, which gives other results. Leave --bert_config_file out, or set "
                 f"{_SAME.get(found, found)!r} in it."
             )
 

@@ -32,7 +32,7 @@ class Text(Arguments):
         super().__post_init__()
         if self.json_field is not None and self.text_field not in (None, self.json_field):
             raise ValueError(
-                "text_field and json_field are two names of one setting; got "
+                "text_field and json_field must be equal, being two names of one setting; got "
                 f"{self.text_field!r} and {self.json_field!r}. Give one of them."
             )
 

@@ -287,7 +287,8 @@ def _matches(patterns: Iterable[str]) -> list[str]:
         matches = sorted(path for path in _glob(pattern) if not path.endswith(others))
         if not matches:
             raise ValueError(
-                f"no file matches {pattern!r} (looked in {os.getcwd()}). Check the path."
+                f"{pattern!r} must match a file; got none (looked in {os.getcwd()}). Check the "
+                "path."
             )
         found.extend(matches)
     if not found:

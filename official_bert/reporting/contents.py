@@ -97,8 +97,8 @@ def _require_run(folder):
     inside = sorted(path.parent.name for path in folder.glob("*/run.json"))
     hint = f"; did you mean {folder / inside[0]}?" if inside else "."
     raise ValueError(
-        f"{folder} holds no run: neither run.json nor {LOG} is in it. Expected the model_dir or "
-        f"output_dir of a run{hint}"
+        f"{folder} must be the model_dir or output_dir of a run; got a folder with neither "
+        f"run.json nor {LOG}{hint}"
     )
 
 

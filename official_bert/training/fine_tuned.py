@@ -86,7 +86,7 @@ def load(
     ]
     if differences:
         raise ValueError(
-            f"The model in {model_dir} was trained for another task: {'; '.join(differences)}. "
+            f"{model_dir} must hold a model of this task; got another's: {'; '.join(differences)}. "
             "Use the settings that it was trained with, or another output_dir."
         )
     checkpoint = newest(model_dir, described)

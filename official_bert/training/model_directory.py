@@ -117,9 +117,10 @@ def check(
         (differences if lengthens or returns else refused).append((name, _said(name, was, now)))
     if refused:
         raise ValueError(
-            f"{directory} holds another run: {'; '.join(said for _, said in refused)}. Use "
-            f"that run's settings, {_hint(refused)}or choose another folder (with its checkpoint "
-            "as init_checkpoint, to start from its weights)."
+            f"{directory} must hold this run; got another: "
+            f"{'; '.join(said for _, said in refused)}. Use that run's settings, {_hint(refused)}"
+            "or choose another folder (with its checkpoint as init_checkpoint, to start from its "
+            "weights)."
         )
     last = claim.changes[-1] if claim.changes else {}
     has_returned = (
@@ -139,19 +140,19 @@ def check(
 def _check_unclaimed(directory, config, resume_from):
     if any(directory.glob("*.index")):
         raise ValueError(
-            f"{directory} holds checkpoints but no run.json, so another program wrote them. Choose "
-            "another folder."
+            f"{directory} must hold the run.json of its checkpoints; got none, so another program "
+            "wrote them. Choose another folder."
         )
     for name in _OF_A_RUN:
         if any(directory.glob(name)):
             raise ValueError(
-                f"{directory} holds {name} but no run.json, so its run is unknown and would be "
-                "overwritten. Restore run.json, or choose another folder."
+                f"{directory} must hold the run.json of its {name}; got none, so its run is "
+                "unknown and would be overwritten. Restore run.json, or choose another folder."
             )
     if (directory / CONFIG).exists() and not _matches_config(directory / CONFIG, config):
         raise ValueError(
-            f"{directory / CONFIG} describes another model and would be overwritten. Choose "
-            "another folder."
+            f"{directory / CONFIG} must describe the run's model; got another, which would be "
+            "overwritten. Choose another folder."
         )
     if resume_from is not None:
         raise ValueError(

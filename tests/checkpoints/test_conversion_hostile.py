@@ -249,7 +249,7 @@ def test_the_command_for_pickles_in_several_files_names_them_all(tmp_path):
     (tmp_path / "in/model.safetensors").unlink()
     for name in ("-00001-of-00002.bin", "-00002-of-00002.bin", ".bin.index.json"):
         (tmp_path / f"in/pytorch_model{name}").write_bytes(b"")
-    with pytest.raises(ValueError, match="is a pickle") as error:
+    with pytest.raises(ValueError, match="must be safetensors; got a pickle") as error:
         sources.open_checkpoint(tmp_path / "in")
     command = str(error.value).partition("run: ")[2]
     assert command.count("-of-00002.bin") == 2

@@ -147,7 +147,7 @@ def test_the_command_that_an_error_gives_for_a_pickle_makes_it_readable(tmp_path
     weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"]
     file.unlink()
     torch.save(weights, tmp_path / "hf/pytorch_model.bin")
-    with pytest.raises(ValueError, match="is a pickle") as error:
+    with pytest.raises(ValueError, match="must be safetensors; got a pickle") as error:
         sources.open_checkpoint(tmp_path / "hf")
     command = str(error.value).partition("run: ")[2]
     subprocess.run(command.replace("python ", f"{sys.executable} ", 1), shell=True, check=True)

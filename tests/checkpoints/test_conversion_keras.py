@@ -188,7 +188,7 @@ def test_a_keras_file_alone_says_what_model_it_holds(tmp_path):
     model_of(random_tensors(config), config).save(tmp_path / "model.keras")
     assert sources.open_checkpoint(tmp_path / "model.keras").config == config
     (tmp_path / "bert_config.json").write_text(CONFIG.to_json())
-    with pytest.raises(ValueError, match="were trained with hidden_act='gelu_erf'"):
+    with pytest.raises(ValueError, match="hidden_act must be 'gelu_erf', with which the weights"):
         sources.open_checkpoint(tmp_path / "model.keras")
 
 

@@ -195,10 +195,10 @@ def test_what_is_no_checkpoint_is_said_in_one_line(tmp_path):
     (tmp_path / "saved_model").mkdir()
     (tmp_path / "saved_model/saved_model.pb").write_bytes(b"")
     messages = {
-        "nowhere": "There is no checkpoint",
+        "nowhere": "must be a folder with a checkpoint",
         "empty": "must hold model.safetensors",
-        "several": "holds several checkpoints: ",
-        "saved_model": "is a SavedModel, which is for serving",
+        "several": "must hold one checkpoint; got ",
+        "saved_model": "got a SavedModel, which is for serving",
     }
     for path, message in messages.items():
         with pytest.raises(ValueError, match=message) as error:

@@ -56,7 +56,7 @@ def test_the_same_records_with_and_without_manifest_and_gzip(made, tmp_path, kin
 
 
 def test_a_pattern_that_matches_nothing_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no file matches '.*/none\*'"):
+    with pytest.raises(ValueError, match=r"'.*/none\*' must match a file"):
         RecordFiles([f"{tmp_path}/none*"])
 
 

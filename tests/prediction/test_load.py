@@ -343,7 +343,7 @@ def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
             {"folder": "gs://bucket/model"},
             "folder must be a path on this machine; got the address 'gs://bucket/model'",
         ),
-        ({"folder": "nowhere"}, "There is no checkpoint nowhere"),
+        ({"folder": "nowhere"}, "nowhere must be a folder with a checkpoint"),
         ({"vocab_file": "nowhere"}, "must be an existing file; got 'nowhere'"),
     ],
 )

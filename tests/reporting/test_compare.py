@@ -168,10 +168,10 @@ def test_folders_without_a_run_or_a_log_are_named_and_the_others_shown(tmp_path,
     assert rows(found.out)["new"]["steps"] == "0 of 100"
     warned = found.err.splitlines()
     assert [line for line in warned if line.startswith("warning: ")] == warned
-    for words in "empty holds no run", "file.png", "new has no line in its log yet":
+    for words in "empty must be the model_dir", "file.png", "new has no line in its log yet":
         assert sum(words in line for line in warned) == 1
     assert call(tmp_path / "empty") == 2
-    assert "no folder holds a run" in capsys.readouterr().err
+    assert "the arguments must be folders of runs; got none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

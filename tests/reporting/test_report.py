@@ -278,7 +278,7 @@ def test_text_of_a_run_is_no_markup_in_the_page(tmp_path):
     ("make", "reason"),
     [
         (lambda folder: None, "must be the model_dir or output_dir"),
-        (lambda folder: folder.mkdir(), "holds no run"),
+        (lambda folder: folder.mkdir(), "got a folder with neither run.json"),
         (lambda folder: write_run(folder / "inner"), "did you mean"),
         (lambda folder: (folder.mkdir(), (folder / "run.json").write_text("{")), "is damaged"),
     ],

@@ -299,7 +299,7 @@ def test_another_task_is_refused_in_the_directory_of_a_run(request, tmp_path, ki
     changes = CHANGES[kind] | {"vocabulary": {"vocab_file": str(tmp_path / "vocab.txt")}}
     for name, changed in changes.items():
         other = dataclasses.replace(run, task=dataclasses.replace(run.task, **changed))
-        with pytest.raises(ValueError, match=f"holds another run: .*{name}"):
+        with pytest.raises(ValueError, match=f"must hold this run; got another: .*{name}"):
             train(other, tmp_path / "model", OPTIONS)
 
 

@@ -164,7 +164,7 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
             {"vocab_file": "/nowhere/v.txt"},
             "vocab_file must be an existing file; got '/nowhere/v.txt'",
         ),
-        ({"init_checkpoint": "/nowhere/a.ckpt"}, "There is no checkpoint /nowhere/a.ckpt"),
+        ({"init_checkpoint": "/nowhere/a.ckpt"}, "/nowhere/a.ckpt must be a folder with"),
         ({"max_seq_length": 65}, "--max_seq_length must be at most 64, the model's"),
         ({"max_seq_length": 2}, "max_seq_length must be at least 3, for [CLS] and"),
         ({"multi_label": True, "label_type": "class"}, "--label_type: --multi_label predicts lab"),
@@ -411,7 +411,7 @@ def test_weights_of_classes_are_part_of_the_run(files, tmp_path, capsys):
     before = eval_results(files["output_dir"])
     assert call(settings | {"class_weights": '{"plain": 2, "begun": 5}'}) == 2
     error = capsys.readouterr().err
-    assert "holds another run" in error
+    assert "must hold this run; got another" in error
     assert "class_weights" in error
     assert call(without(settings, "do_train", "train_file", *NOT_TRAINED)) == 0
     assert "--class_weights has no effect without --do_train" in capsys.readouterr().err

@@ -202,7 +202,7 @@ def test_another_vocabulary_in_the_folder_is_not_overwritten(files, capsys):
     output.mkdir()
     before = Path(write_vocabulary(output, "lake")).read_bytes()
     assert call(files) == 2
-    assert "vocab.txt is another vocabulary than the run's" in capsys.readouterr().err
+    assert "vocab.txt must be the run's vocabulary; got another" in capsys.readouterr().err
     assert (output / "vocab.txt").read_bytes() == before
 
 
@@ -240,7 +240,7 @@ def test_other_windows_than_those_of_training_are_refused_in_its_folder(trained,
     """A checkpoint may be given any; it is the way the official script takes."""
     alone = without(trained, *OF_TRAINING)
     assert call(alone | {"doc_stride": 9}) == 2
-    assert "was trained for another task: windows was" in capsys.readouterr().err
+    assert "must hold a model of this task; got another's: windows was" in capsys.readouterr().err
     checkpoint = f"{trained['output_dir']}/pretrained/bert_model.ckpt-1"
     other = {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
     assert call(alone | other) == 0

@@ -374,7 +374,7 @@ def test_a_directory_that_cannot_be_judged_is_refused_and_keeps_every_byte(
 def test_what_a_run_left_is_not_written_over_if_its_run_json_is_gone(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("the user's")
-    with pytest.raises(ValueError, match="but no run.json"):
+    with pytest.raises(ValueError, match="must hold the run.json of its"):
         model_directory.check(tmp_path, CONFIG, DESCRIPTION)
 
 
@@ -549,7 +549,7 @@ def test_the_users_own_bert_config_in_the_directory_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize("content", ['{"vocab_size": 301}', "{}", "no JSON"])
 def test_a_bert_config_of_another_model_is_not_written_over(tmp_path, content):
     (tmp_path / "bert_config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"bert_config\.json describes another model"):
+    with pytest.raises(ValueError, match=r"bert_config\.json must describe the run's model"):
         model_directory.check(tmp_path, CONFIG, DESCRIPTION)
 
 

@@ -291,10 +291,10 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
             {"profile_steps": "3,9"},
             "profile_steps must be within the 6 steps of this run; got 3,9.",
         ),
-        ({"init_checkpoint": "/nowhere/model.ckpt"}, "There is no checkpoint /nowhere/model.ckpt"),
+        ({"init_checkpoint": "/nowhere/model.ckpt"}, "/nowhere/model.ckpt must be a folder with"),
         (
             {"init_checkpoint": "/nowhere/a.ckpt.index"},
-            "There is no checkpoint /nowhere/a.ckpt",
+            "/nowhere/a.ckpt must be a folder with",
         ),
         (
             {"init_checkpoint": "s3://bucket/a"},
