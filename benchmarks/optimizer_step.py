@@ -86,16 +86,12 @@ def make_step(way, shapes):
     import keras
 
     variables = [keras.Variable(weights.pop(0), name=f"kernel_{i}") for i in range(len(shapes))]
-    optimizer = _optimizer(name)
+    optimizer = make_optimizer(name)
     optimizer.build(variables)
     if how == "jit":
         state = [variable.value for variable in optimizer.variables]
         values = [variable.value for variable in variables]
-
-        def apply(gradients, state, values):
-            return optimizer.stateless_apply(state, gradients, values)[::-1]
-
-        return _step_of_jax(apply, gradients, state, values)
+        return _step_of_jax(apply_of_keras(optimizer), gradients, state, values)
     tensors = [keras.ops.convert_to_tensor(gradient) for gradient in gradients]
     if how == "eager":
         return lambda: optimizer.apply(tensors, variables)
@@ -106,7 +102,8 @@ def make_step(way, shapes):
     return lambda: step(tensors)
 
 
-def _optimizer(name):
+def make_optimizer(name):
+    """An optimizer of ours or Keras' by its name in the tables."""
     import keras
 
     import lamb_tf
@@ -127,8 +124,30 @@ def _optimizer(name):
     return optimizer
 
 
+def apply_of_keras(optimizer):
+    """The step of a built optimizer as a function of gradients, state and values.
+
+    Results are in the order of the donated arguments, so that each takes the memory of its own.
+    """
+
+    def apply(gradients, state, values):
+        return optimizer.stateless_apply(state, gradients, values)[::-1]
+
+    return apply
+
+
+def apply_of_optax(optimizer):
+    """The same of an optimizer of optax."""
+    import optax
+
+    def apply(gradients, state, values):
+        updates, state = optimizer.update(gradients, state, values)
+        return state, optax.apply_updates(values, updates)
+
+    return apply
+
+
 def _step_of_jax(apply, gradients, state, values):
-    """Results in the order of the donated arguments, so that each takes the memory of its own."""
     import jax
 
     compiled, at = jax.jit(apply, donate_argnums=(1, 2)), {"state": state, "values": values}
@@ -147,12 +166,7 @@ def _step_of_optax(weights, gradients):
 
     values = jax.tree.map(jax.numpy.asarray, weights)
     optimizer = optax.lamb(1e-3, weight_decay=0.01)
-
-    def apply(gradients, state, values):
-        updates, state = optimizer.update(gradients, state, values)
-        return state, optax.apply_updates(values, updates)
-
-    return _step_of_jax(apply, gradients, optimizer.init(values), values)
+    return _step_of_jax(apply_of_optax(optimizer), gradients, optimizer.init(values), values)
 
 
 def _step_of_torch(weights, gradients):

@@ -35,6 +35,9 @@ class Compiled:
             all-reduce.
         reductions: Number of all-reduces, reduce-scatters and all-gathers.
         reductions_in_loops: The number of these inside loops, counted once.
+        bytes_accessed: Bytes that all instructions read and write, on-chip memory included, with
+            one iteration per loop; `None` if not counted.
+        hlo: The text of the program.
     """
 
     memory: int
@@ -46,6 +49,8 @@ class Compiled:
     reduced_bytes: int
     reductions: int
     reductions_in_loops: int
+    bytes_accessed: float | None
+    hlo: str = dataclasses.field(repr=False)
 
 
 def summary(
@@ -89,12 +94,29 @@ def summary(
         reduced_bytes=sum(size for size, _ in reductions),
         reductions=len(reductions),
         reductions_in_loops=sum(in_loop for _, in_loop in reductions),
+        bytes_accessed=(costs or {}).get("bytes accessed"),
+        hlo=hlo,
     )
 
 
 def _instructions(hlo):
     """Yields (line, whether in a loop) of each instruction, once per call; all branches count."""
-    lines, entry = {}, None
+    lines, entry = computations(hlo)
+
+    def walk(computation, in_loop):
+        for line in lines[computation]:
+            yield line, in_loop
+            kind, names = called(line)
+            for name in names:
+                yield from walk(name, in_loop or kind == "while")
+
+    return walk(entry, False)
+
+
+def computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation by its name; and the entry's name."""
+    lines: dict[str, list[str]] = {}
+    entry = ""
     for line in hlo.splitlines():
         start = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
         if start:
@@ -102,18 +124,17 @@ def _instructions(hlo):
             entry = start[2] if start[1] else entry
         elif line.startswith("  "):
             computation.append(line)
+    return lines, entry
 
-    def walk(computation, in_loop):
-        for line in lines[computation]:
-            yield line, in_loop
-            if kind := re.search(r" (while|call|conditional)\(", line):
-                body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
-                branches = re.findall(r"\bbranch_computations=\{(.*?)\}", line)
-                called = re.findall(body, line) + re.findall(r"%([\w.\-]+)", "".join(branches))
-                for name in called:
-                    yield from walk(name, in_loop or kind[1] == "while")
 
-    return walk(entry, False)
+def called(line: str) -> tuple[str | None, list[str]]:
+    """An instruction's kind if it is a loop, call or conditional, with the names of its bodies."""
+    kind = re.search(r" (while|call|conditional)\(", line)
+    if kind is None:
+        return None, []
+    body = r"\b(?:body|to_apply|true_computation|false_computation)=%?([\w.\-]+)"
+    branches = re.findall(r"\bbranch_computations=\{(.*?)\}", line)
+    return kind[1], re.findall(body, line) + re.findall(r"%([\w.\-]+)", "".join(branches))
 
 
 def _reduced_bytes(line, devices):
@@ -121,7 +142,7 @@ def _reduced_bytes(line, devices):
     match = re.search(r"= (.*?) (all-reduce|reduce-scatter|all-gather)(-start)?\(", line)
     if match is None:
         return None
-    size = _bytes(match[1])
+    size = size_of(match[1])
     if match[2] == "all-reduce":
         return size
     if match[3]:  # its result is the whole array and one shard
@@ -131,7 +152,7 @@ def _reduced_bytes(line, devices):
     return int(size / 2)
 
 
-def _bytes(shapes):
+def size_of(shapes: str) -> int:
     """Bytes of "f32[2,3]{1,0}" or of a tuple of such."""
     return sum(
         _bits(kind) * math.prod(int(n) for n in shape.split(",") if n) // 8

@@ -223,7 +223,7 @@ def test_a_step_of_lamb_on_a_gpu_overwrites_weights_and_moments_in_place(gpu_com
     ],
 )
 def test_bytes_of_the_types_of_xla(shapes, size):
-    assert programs._bytes(shapes) == size
+    assert programs.size_of(shapes) == size
 
 
 def test_a_program_too_large_is_told_with_the_memory_it_needs():
