@@ -30,11 +30,12 @@ COLUMNS = (
     "`bytes accessed` per parameter, which includes on-chip memory and counts asynchronous copies; "
     "the GPU's compiler has none. The *estimate* is the TPU compiler's, of one step without "
     "asynchronous copies. *Memory* is that of temporaries and program: state and weights are "
-    "overwritten in place. *Compilation* includes tracing."
+    "overwritten in place. *Compilation* includes tracing, and in a table's first row the start of "
+    "the compiler."
 )
 FINITE = (
-    f"`lamb_tf.LAMB` and LARS look whether every gradient is finite before they change anything, "
-    f"for which each gradient is read once more, 4 bytes per parameter; `{GUARDED}` does the same."
+    "`lamb_tf.LAMB` and LARS check that every gradient is finite before they change anything, "
+    f"which reads each gradient once more, 4 bytes per parameter. So does `{GUARDED}`."
 )
 # Instructions that name values, or stand for others that count.
 NO_KERNELS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
