@@ -155,7 +155,7 @@ def test_the_directory_of_another_run_is_refused_with_the_differences(small_corp
 
 def test_foreign_checkpoints_are_refused(small_corpus, tmp_path):
     checkpoints.write_bundle(tmp_path / "model.ckpt-5", {"x": np.ones(3)})
-    with pytest.raises(ValueError, match=r"no run\.json"):
+    with pytest.raises(ValueError, match=r"must hold the run\.json of its checkpoints"):
         begin(make_run(small_corpus), tmp_path)
 
 
