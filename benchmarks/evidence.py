@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "benchmarks/claims"), str(ROOT)]
 
 MARKED = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
-MODULES = (  # studies with kept records
+MODULES = (  # studies; one without kept records changes nothing
     *("batch_scaling", "lars", "legw", "mixed_batch", "variants", "stacking_study"),
     *("learning_curves", "fine_tuning_scores", "install_matrix", "row_filling", "same_hour"),
     *("same_hour_search", "semantic_search"),

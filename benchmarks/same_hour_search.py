@@ -122,6 +122,7 @@ def stands(settings, record, records):
 
 
 def problem(settings):
+    """The error in the settings, or None."""
     known = SETTINGS["rates"]
     if unknown := [name for name in settings["rates"] if name not in known]:
         return f"rates must be among {', '.join(known)}; got {', '.join(unknown)}."
@@ -195,6 +196,7 @@ def speed_of_ours(folder, model_dir, settings, trial):
 
 
 def speed_of_peer(folder, model_dir, settings, trial):
+    """As `speed_of_ours`; nothing is compiled."""
     theirs, train_for = same_hour.peer(
         folder, model_dir, settings | {"peer_rate": SOME["rate"]}, trial["seed"]
     )

@@ -1,7 +1,7 @@
 """Protocol buffers' wire format and TensorFlow's checksum, without either library.
 
-`lamb_tf.bundle_index` reads the same format on its own: to import it imports Keras, which the
-processes that make records do without.
+`lamb_tf.bundle_index` has its own reader of the same format: importing `lamb_tf` imports Keras,
+which takes seconds and memory that the processes that make records do not need.
 """
 
 from collections.abc import Iterator

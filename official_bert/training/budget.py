@@ -206,6 +206,9 @@ def measured(run, options, engine, records, until, log):
         records: Its `RunRecords`.
         until: A time of `time.monotonic`.
         log: Prints a line for each measurement.
+
+    Returns:
+        A list, in the order of the stages.
     """
     work = [flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages]
     order = sorted(range(len(work)), key=lambda i: -run.stages[i].steps * work[i])
