@@ -198,7 +198,14 @@ def _check(run, options, engine, records, model_dir, resume_from):
         model_state.load_weights(model, run.init_checkpoint, of_optimizer)
 
 
-def measured(run, options, engine, records, until, log):
+def measured(
+    run: "Run",
+    options: "LoopOptions",
+    engine: "Engine",
+    records: "RunRecords",
+    until: float,
+    log: Callable[[str], object],
+) -> "list[Cost]":
     """The `Cost` of every stage: measured up to a time, the one with the most work first.
 
     Args:
