@@ -32,7 +32,7 @@ test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
-	.venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
+	XLA_FLAGS= .venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
 
 test-beam: .venv/ready_for_all .venv-beam/ready  ## Test building with Apache Beam, in an environment of its own
 	BEAM_PYTHON=.venv-beam/bin/python $(BIN)/python -m pytest -n 0 tests/data/test_build_with_beam.py

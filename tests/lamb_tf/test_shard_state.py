@@ -112,7 +112,7 @@ def found():
     environment = os.environ | {
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
     }
     script = [TRAIN, WHOLE_OR_DIVIDED, DIVIDED_ALREADY, NO_SUCH_AXIS, "print(json.dumps(out))"]
     done = subprocess.run(

@@ -102,13 +102,9 @@ def run_process(jobs, folder, devices=1, backend="jax"):
     )
 
 
-# Programs of tiny models run for milliseconds: to optimize their machine code takes longer.
-QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
-
-
 def environment(devices=1):
     """The variables of a process with this many CPU devices."""
-    flags = f"{QUICK_TO_COMPILE} --xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     root = str(pathlib.Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {
