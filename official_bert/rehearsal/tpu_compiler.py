@@ -271,6 +271,8 @@ def _jax_topologies():
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Only a TPU, not the compiler, belongs to one process.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    # libtpu ends the process at a flag that only the compilers for CPUs and GPUs know.
+    os.environ.pop("XLA_FLAGS", None)
     from jax.experimental import topologies
 
     return topologies
