@@ -31,6 +31,7 @@ test: .venv/ready_for_all  ## Run every test on all cores (PYTEST_FLAGS="-k lamb
 test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
+# Old libraries end at the flags that tests/conftest.py sets for XLA.
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
 	XLA_FLAGS= .venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
 

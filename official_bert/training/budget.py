@@ -202,10 +202,10 @@ def measured(
     run: "Run",
     options: "LoopOptions",
     engine: "Engine",
-    records: "RunRecords",
+    records: RunRecords,
     until: float,
     log: Callable[[str], object],
-) -> "list[Cost]":
+) -> list[Cost]:
     """The `Cost` of every stage: measured up to a time, the one with the most work first.
 
     Args:
