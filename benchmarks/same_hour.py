@@ -31,6 +31,7 @@ import stats
 import trials
 
 from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data import tokenization
 from official_bert.data.instances import Settings
 from official_bert.protocols import Lengths
 from official_bert.stages import Optimizer, Run, Stage
@@ -84,6 +85,16 @@ ARMS = {  # name: ingredients
 }
 PEER = "Hugging Face"
 SETTINGS["arms"] = [*list(ARMS)[:2], PEER, *list(ARMS)[2:]]
+THREE_LENGTHS = ((1_000, 16, 7, 100), (1_500, 32, 13, 100), (1_500, 64, 26, 200))
+ARMS |= {  # of the search
+    "now with fewer short rows": {**NOW, "stages": ((500, 16, 7, 50), (3_500, 64, 26, 200))},
+    "now with three lengths": {**NOW, "stages": THREE_LENGTHS},
+    "now with documents as rows": {**NOW, "rows": "documents"},
+    "now with packed rows": {**NOW, "rows": "packed"},
+    "now with [MASK] only": {**NOW, "only_masks": True},
+    "now with dropout": {**NOW, "dropout": 0.1},
+    "now with a growing depth": {**NOW, "depths": (1, None)},
+}
 HELD_OUT = Lengths(64, 10)  # the rows on which all are compared at the end
 HELD_OUT_SHARE = 0.15  # of their tokens is masked
 SCORED_ROWS = 128
@@ -232,8 +243,9 @@ def score(trainer, batches, numbers=None):
 
 def run_of(folder, settings, ingredients, seed):
     """The run of an arm."""
-    kind, stages = ingredients["optimizer"], []
-    shares = ingredients.get("batch_shares", (1.0, 1.0))
+    kind, stages, count = ingredients["optimizer"], [], len(ingredients["stages"])
+    shares = ingredients.get("batch_shares", [1.0] * count)
+    depths = ingredients.get("depths", [None] * count)
     for index, (steps, length, predicted, warmup_steps) in enumerate(ingredients["stages"]):
         rate = settings[f"{kind}_rate"]
         path = trained(folder, ingredients["rows"], length, predicted)
@@ -245,22 +257,53 @@ def run_of(folder, settings, ingredients, seed):
                 max_predictions_per_seq=predicted,
                 learning_rate=rate,
                 warmup_steps=warmup_steps,
-                end_learning_rate=0.0 if index else rate / 2,
+                end_learning_rate=0.0 if index == count - 1 else rate / 2,
                 input_files=(path,),
+                depth=depths[index],
             )
         )
     optimizer = Optimizer(
         type=kind, beta_2=settings["beta_2"], weight_decay=settings[f"{kind}_decay"]
     )
+    dropout = ingredients.get("dropout", 0.0)
+    kind_of_task = OnlyMasks if ingredients.get("only_masks") else Pretraining
     return Run(
-        config=trials.config_of(folder, settings, 128, settings["initial_stddev"]),
+        config=trials.config_of(folder, settings, 128, settings["initial_stddev"], dropout),
         stages=tuple(stages),
         input_files=(),
-        task=Pretraining(use_next_sentence_label=False),
+        task=kind_of_task(use_next_sentence_label=False),
         optimizer=optimizer,
         minutes=settings["training_minutes"],
         seed=seed,
     )
+
+
+class OnlyMasks(Pretraining):
+    """As `Pretraining`, but in training [MASK] replaces every token to predict."""
+
+    def batches(self, files, *arguments, held_out=False, **options):
+        batches = super().batches(files, *arguments, held_out=held_out, **options)
+        if held_out:
+            return batches
+        vocab = tokenization.read_vocabulary(f"{os.path.dirname(files[0])}/vocab.txt")
+        return MaskedBatches(batches, vocab["[MASK]"])
+
+
+class MaskedBatches:
+    """Batches with [MASK] in place of every token to predict."""
+
+    def __init__(self, batches, mask):
+        self._batches, self._mask = batches, mask
+
+    def __getattr__(self, name):
+        return getattr(self._batches, name)
+
+    def __getitem__(self, step):
+        batch = self._batches[step]
+        rows, places = np.nonzero(batch["masked_lm_weights"])
+        positions = batch["masked_lm_positions"][rows, places]
+        batch["input_ids"][rows, positions] = self._mask
+        return batch
 
 
 def train_peer(folder, model_dir, settings, trial):
@@ -289,7 +332,8 @@ def peer(folder, model_dir, settings, seed, **changed):
         **changed: Arguments of `TrainingArguments` that replace the study's.
 
     Returns:
-        Their model, and a function of (steps, model) that trains it and returns the seconds.
+        Their model, and a function of (steps, model, callbacks of theirs) that trains it and
+        returns the seconds.
     """
     import hugging_face
     import torch
@@ -303,7 +347,7 @@ def peer(folder, model_dir, settings, seed, **changed):
     theirs = hugging_face.bert_for_pretraining(config, "BertForMaskedLM")
     rows = _blocks((folder / "train.txt").read_text(), tokenizer, length)
 
-    def train_for(steps, model):
+    def train_for(steps, model, callbacks=()):
         arguments = {
             "output_dir": str(model_dir),
             "max_steps": steps,
@@ -321,7 +365,11 @@ def peer(folder, model_dir, settings, seed, **changed):
         collator = transformers.DataCollatorForLanguageModeling(tokenizer)
         begun = time.monotonic()
         transformers.Trainer(
-            model=model, args=arguments, train_dataset=rows, data_collator=collator
+            model=model,
+            args=arguments,
+            train_dataset=rows,
+            data_collator=collator,
+            callbacks=[*callbacks],
         ).train()
         return time.monotonic() - begun
 

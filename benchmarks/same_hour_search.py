@@ -1,12 +1,14 @@
-"""What four optimizers and Hugging Face's way reach in the same time, each at its best settings.
+"""What each ingredient and each optimizer is worth in the same time, and Hugging Face's way.
 
     python benchmarks/same_hour_search.py --jobs=2
 
-Text, model and rows are those of `same_hour.py`'s "now". First the seconds of an update are
-measured, of all in turns. They fix the number of updates that fit into the minutes of a training,
-which then do not depend on what else the machine does. Each method has the same number of
-quasi-random points over ranges of rate, 1 − β₁ and weight decay. The best by one half of the
-held-out batches trains with more seeds and is reported on the other half.
+Text and model are those of `same_hour.py`, and so are the arms: "now" is the demo's recipe, and the
+others change one ingredient of it. First the seconds of an update are measured, of all arms in
+turns. They fix the number of updates that fit into the minutes of a training, which then do not
+depend on what else the machine does. Where the optimizer is the ingredient, and in Hugging Face's
+way, the rate, 1 − β₁ and the weight decay are searched: the same number of quasi-random points for
+each. The best by one half of the held-out batches trains with more seeds and is reported on the
+other half. Every other arm takes the best values of "now", and "before" its own.
 
 Needs torch, transformers, accelerate and matplotlib, and for the measurements a machine that does
 nothing else.
@@ -17,7 +19,7 @@ import math
 import shutil
 import sys
 import time
-from statistics import mean, median
+from statistics import median
 
 import claim
 import same_hour
@@ -30,102 +32,131 @@ _OF_BOTH = (
     *("num_attention_heads", "intermediate_size", "initial_stddev", "tokens", "beta_2"),
     *("peer_warmup", "seeds"),
 )
+RATES = {  # of the arms that are searched
+    "now": [1.25e-3, 1.25e-2],
+    "now with LAMB": [2.5e-3, 2.5e-2],
+    "now with AdamW": [1e-3, 1e-2],
+    "now with OrScale": [8e-4, 8e-3],
+    PEER: [3e-4, 3e-3],
+}
 SETTINGS = {
     **{name: same_hour.SETTINGS[name] for name in _OF_BOTH},
+    "arms": [*RATES, "before"]
+    + [arm for arm in same_hour.ARMS if arm.startswith("now with") and arm not in RATES],
     "rounds": 3,  # of measurements
     "measured_seconds": 24.0,  # of a measurement
     "trials": 8,
-    "rates": {
-        "lamb": [2.5e-3, 2.5e-2],
-        "adamw": [1e-3, 1e-2],
-        "orscale": [8e-4, 8e-3],
-        "muon": [1.25e-3, 1.25e-2],
-        PEER: [3e-4, 3e-3],
-    },
+    "rates": RATES,
     "one_minus_beta_1": [0.03, 0.3],
     "weight_decay": [5e-3, 0.2],
+    "evaluations": 6,  # of a training, besides the last
 }
 SOME = {"rate": 1e-3, "one_minus_beta_1": 0.1, "weight_decay": 0.1}  # for measurements
+OF_BEFORE = {"rate": 8e-3, "one_minus_beta_1": 0.1, "weight_decay": 0.01}
 
 
 def all_trials(settings, records):
-    """The measurements in turns, the search breadth first, then more seeds of the best."""
-    methods = [*settings["rates"]]
+    """The measurements in turns, the search breadth first, then the seeds of the arms."""
+    arms, searched = settings["arms"], searched_arms(settings)
     rounds, points = (range(1, 1 + settings[name]) for name in ("rounds", "trials"))
-    found = [trial("speed", m, r, 1) for r in rounds for m in methods]
-    found += [trial("search", m, n, 1) for n in points for m in methods]
-    seeds = range(2, 1 + settings["seeds"])
-    return found + [trial("best", m, None, seed) for seed in seeds for m in methods]
+    found = [trial("speed", arm, n, 1) for n in rounds for arm in arms]
+    found += [trial("search", arm, n, 1) for n in points for arm in searched]
+    return found + [
+        trial("arm", arm, None, seed)
+        for seed in range(1, 1 + settings["seeds"])
+        for arm in arms
+        if seed > 1 or arm not in searched  # its first run is the best of the search
+    ]
 
 
-def trial(part, method, number, seed):
-    return {"part": part, "method": method, "number": number, "seed": seed}
+def trial(part, arm, number, seed):
+    return {"part": part, "arm": arm, "number": number, "seed": seed}
+
+
+def searched_arms(settings):
+    return [arm for arm in settings["arms"] if arm in RATES]
+
+
+def source(arm):
+    """The arm by whose search another is set; None for "before"."""
+    return arm if arm in RATES else None if arm == "before" else "now"
 
 
 def needs(trial, other):
     """Whether a trial waits for another: for what is measured, or for a search."""
     if trial["part"] == "speed":
         return False
-    if other["part"] == "speed":  # of any method: it must not be measured beside a training
+    if other["part"] == "speed":  # of any arm: it must not be measured beside a training
         return True
-    return (trial["part"], other["part"]) == ("best", "search") and (
-        trial["method"] == other["method"]
+    return (trial["part"], other["part"]) == ("arm", "search") and (
+        other["arm"] == source(trial["arm"])
     )
 
 
 def values_of(settings, trial, records):
     """The hyperparameters of a training, and the updates of its stages."""
-    own = [r for r in records if r["trial"]["method"] == trial["method"]]
-    if trial["part"] == "best":
-        return best(own)["values"]
-    ranges = {"rate": settings["rates"][trial["method"]]}
-    ranges |= {name: settings[name] for name in ("one_minus_beta_1", "weight_decay")}
-    measured = [r for r in own if r["trial"]["part"] == "speed"]
-    updates = fitting(settings, measured)
-    return trials.halton(ranges, trial["number"]) | {"updates": updates}
+    arm, measured = trial["arm"], part_of(records, "speed", trial["arm"])
+    if trial["part"] == "search":
+        ranges = {"rate": settings["rates"][arm]}
+        ranges |= {name: settings[name] for name in ("one_minus_beta_1", "weight_decay")}
+        values = trials.halton(ranges, trial["number"])
+    elif searched := source(arm):
+        values = best(records, searched)["values"]
+    else:
+        values = OF_BEFORE
+    return values | fitting(settings, arm, measured)
 
 
-def fitting(settings, measured):
-    """The updates of each stage that fit into the minutes, by the medians of measurements."""
+def part_of(records, part, arm):
+    """The records of a part of an arm's trials."""
+    wanted = {"part": part, "arm": arm}
+    return [r for r in records if wanted.items() <= r["trial"].items()]
+
+
+def fitting(settings, arm, measured):
+    """The updates of each stage that fit into the minutes, by the medians of measurements.
+
+    Returns:
+        `updates` of each stage, the seconds of `each`, and of tracing and compiling `once`.
+    """
     each = [median(values) for values in zip(*(r["update"] for r in measured), strict=True)]
-    left = 60 * settings["training_minutes"] - median(r["once"] for r in measured)
-    shares = [1.0]  # of the peer's only stage
-    if len(each) > 1:
-        steps = [steps for steps, *_ in same_hour.NOW["stages"]]
-        shares = [count / sum(steps) for count in steps]
-    of_all = sum(share * seconds for share, seconds in zip(shares, each, strict=True))
-    return [max(1, int(share * left / of_all)) for share in shares]
+    once = median(r["once"] for r in measured)
+    steps = [1] if arm == PEER else [s for s, *_ in same_hour.ARMS[arm]["stages"]]
+    of_all = sum(count * seconds for count, seconds in zip(steps, each, strict=True))
+    share = (60 * settings["training_minutes"] - once) / of_all
+    return {"updates": [max(1, int(share * n)) for n in steps], "each": each, "once": once}
 
 
-def best(records):
-    """The record of a method with the lowest loss on the half by which is chosen."""
-    return stats.chosen(
-        (r for r in records if r["trial"]["part"] == "search"), "select", lowest=True
-    )
+def best(records, arm):
+    """The record of an arm's search with the lowest loss on the half by which is chosen."""
+    return stats.chosen(part_of(records, "search", arm), "select", lowest=True)
 
 
 def stands(settings, record, records):
     """Whether a record is what the study would make now."""
-    own = [r for r in records if r["trial"]["method"] == record["trial"]["method"]]
-    if record["trial"]["part"] == "speed":
+    arm, part = record["trial"]["arm"], record["trial"]["part"]
+    if part == "speed":
         return True
-    parts = [r["trial"]["part"] for r in own]
-    if parts.count("speed") < settings["rounds"]:
+    if len(part_of(records, "speed", arm)) < settings["rounds"]:
         return False
-    if record["trial"]["part"] == "best" and parts.count("search") < settings["trials"]:
+    searched = source(arm) if part == "arm" else None
+    if searched and len(part_of(records, "search", searched)) < settings["trials"]:
         return False
     now = values_of(settings, record["trial"], records)
     return now["updates"] == record["values"]["updates"] and all(
-        math.isclose(now[name], record["values"][name], rel_tol=1e-9)
-        for name in ("rate", "one_minus_beta_1", "weight_decay")
+        math.isclose(now[name], record["values"][name], rel_tol=1e-9) for name in SOME
     )
 
 
 def problem(settings):
     """The error in the settings, or None."""
-    known = SETTINGS["rates"]
-    if unknown := [name for name in settings["rates"] if name not in known]:
-        return f"rates must be among {', '.join(known)}; got {', '.join(unknown)}."
+    known = SETTINGS["arms"]
+    if unknown := [arm for arm in settings["arms"] if arm not in known]:
+        return f"arms must be among {', '.join(known)}; got {', '.join(unknown)}."
+    if settings["rates"].keys() != RATES.keys():
+        return f"rates must have {', '.join(RATES)}; got {', '.join(settings['rates'])}."
+    if "now" not in settings["arms"]:
+        return "arms must have now, whose best values the others take; got none."
     return None
 
 
@@ -134,42 +165,36 @@ def problem(settings):
 
 def run(options, settings, trial, records):
     """A measurement or a training; see `claim.Claim`."""
-    name = "_".join(map(str, trial.values())).replace(" ", "_")
-    folder, model_dir = options.data_dir / "data", options.data_dir / f"model_{name}"
+    folder, number = options.data_dir / "data", settings["arms"].index(trial["arm"])
+    name = "_".join(map(str, (trial["part"], number, trial["number"], trial["seed"])))
+    model_dir = options.data_dir / f"model_{name}"
     folder.mkdir(parents=True, exist_ok=True)
-    same_hour.make_data(folder, settings | {"arms": ["now"]})
+    same_hour.make_data(folder, settings)
     shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     model_dir.mkdir()
-    of_peer = trial["method"] == PEER
+    of_peer = trial["arm"] == PEER
     if trial["part"] == "speed":
-        found = (speed_of_peer if of_peer else speed_of_ours)(folder, model_dir, settings, trial)
+        measure = speed_of_peer if of_peer else speed_of_ours
+        update, once = measure(folder, model_dir, settings, trial)
+        said = ", ".join(f"{1000 * each:.0f} ms" for each in update)
+        found = {"update": update, "once": once, "said": said, "diverged": False}
     else:
         values = values_of(settings, trial, records)
         train = train_peer if of_peer else train_ours
-        (select, _), (loss, accuracy) = train(folder, model_dir, settings, trial, values)
-        found = {
-            "values": values,
-            "select": select,
-            "report": loss,
-            "report_accuracy": 100 * accuracy,
-            "said": f"held-out loss {loss:.3f}",
-        }
+        found = {"values": values} | train(folder, model_dir, settings, trial, values)
     shutil.rmtree(model_dir)
-    lost = found.get("select") is not None and not math.isfinite(found["select"])
-    if lost:
-        found |= dict.fromkeys(("select", "report", "report_accuracy"))
-    return found | {"diverged": lost}
+    return found
 
 
 def run_of(folder, settings, trial, values):
-    """The run of one of our methods."""
-    method = trial["method"]
-    given = {f"{method}_rate": values["rate"], f"{method}_decay": values["weight_decay"]}
-    ingredients = same_hour.NOW | {"optimizer": method}
+    """The run of one of our arms."""
+    ingredients = same_hour.ARMS[trial["arm"]]
+    kind = ingredients["optimizer"]
+    given = {f"{kind}_rate": values["rate"], f"{kind}_decay": values["weight_decay"]}
     made = same_hour.run_of(folder, settings | given, ingredients, trial["seed"])
     momentum = 1 - values["one_minus_beta_1"]
     of_matrices = {"settings": {"momentum": momentum}}
-    changed = of_matrices if method in ("orscale", "muon") else {"beta_1": momentum}
+    changed = of_matrices if kind in ("orscale", "muon") else {"beta_1": momentum}
     optimizer = dataclasses.replace(made.optimizer, **changed)
     stages = made.stages
     if "updates" in values:
@@ -190,9 +215,7 @@ def speed_of_ours(folder, model_dir, settings, trial):
     until = time.monotonic() + settings["measured_seconds"]
     records = RunRecords(made, options, engine.shard)
     costs = budget.measured(made, options, engine, records, until, log=lambda line: None)
-    update = [cost.update for cost in costs]
-    said = ", ".join(f"{1000 * each:.0f} ms" for each in update)
-    return {"update": update, "once": sum(cost.once for cost in costs), "said": said}
+    return [cost.update for cost in costs], sum(cost.once for cost in costs)
 
 
 def speed_of_peer(folder, model_dir, settings, trial):
@@ -200,27 +223,37 @@ def speed_of_peer(folder, model_dir, settings, trial):
     theirs, train_for = same_hour.peer(
         folder, model_dir, settings | {"peer_rate": SOME["rate"]}, trial["seed"]
     )
-    each = same_hour.seconds_of_peer(theirs, train_for)
-    return {"update": [each], "once": 0.0, "said": f"{1000 * each:.0f} ms"}
+    return [same_hour.seconds_of_peer(theirs, train_for)], 0.0
 
 
 def train_ours(folder, model_dir, settings, trial, values):
-    """(loss, accuracy) on both halves of the held-out batches: to choose by, and to report."""
+    """Trains one of our arms; returns what `scores` returns, and the curve."""
     made = run_of(folder, settings, trial, values)
-    trainer = trials.trainer(made, model_dir, steps_per_loop=50)
+    every = max(1, sum(values["updates"]) // (1 + settings["evaluations"]))
+    trainer = trials.trainer(
+        made,
+        model_dir,
+        eval_files=(same_hour.evaluated(folder, same_hour.ARMS[trial["arm"]]["stages"]),),
+        eval_batch_size=same_hour.SCORED_ROWS,
+        steps_per_loop=50,
+        log_steps=every,
+        eval_steps=every,
+    )
     from official_bert.training.trainer import Diverged
 
     try:
         trainer.train()
     except Diverged:
-        return ((math.nan, math.nan),) * 2
+        return scores([(math.nan, math.nan)] * 2)
     batches = same_hour.held_out(folder, made.config)
-    return [same_hour.score(trainer, batches, half) for half in halves(batches)]
+    found = scores([same_hour.score(trainer, batches, half) for half in halves(batches)])
+    return found | {"curve": trials.read_curve(model_dir)}
 
 
 def train_peer(folder, model_dir, settings, trial, values):
     """As `train_ours`."""
     import hugging_face
+    import transformers
 
     theirs, train_for = same_hour.peer(
         folder,
@@ -232,70 +265,121 @@ def train_peer(folder, model_dir, settings, trial, values):
         adam_beta2=settings["beta_2"],
     )
     (steps,) = values["updates"]
-    train_for(steps, theirs)
     config = trials.config_of(folder, settings, 128, settings["initial_stddev"])
     batches = same_hour.held_out(folder, config)
-    return [hugging_face.evaluate(theirs, batches, "logits", half) for half in halves(batches)]
+    curve, every = [], max(1, steps // (1 + settings["evaluations"]))
+
+    class Evaluate(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model, **_):
+            if state.global_step % every == 0 or state.global_step == steps:
+                loss, accuracy = hugging_face.evaluate(model, batches, "logits")
+                values = {"masked_lm_loss": loss, "masked_lm_accuracy": accuracy}
+                curve.append({"step": state.global_step, **values})
+
+    train_for(steps, theirs, [Evaluate()])
+    found = [hugging_face.evaluate(theirs, batches, "logits", half) for half in halves(batches)]
+    return scores(found) | {"curve": curve}
+
+
+def scores(found):
+    """The entries of a record from (loss, accuracy) of both halves of the held-out batches."""
+    (select, _), (loss, accuracy) = found
+    if not math.isfinite(select + loss):
+        names = ("select", "report", "report_accuracy")
+        return dict.fromkeys(names) | {"said": "no loss", "diverged": True, "curve": []}
+    return {
+        "select": select,
+        "report": loss,
+        "report_accuracy": 100 * accuracy,
+        "said": f"held-out loss {loss:.3f}",
+        "diverged": False,
+    }
 
 
 def halves(batches):
+    """The numbers of the batches to choose by, and of those to report."""
     return [range(first, batches.num_batches, 2) for first in (0, 1)]
 
 
 # The results
 
 
-def by_method(work, settings):
-    """{method: its records}, in the order of the settings, those with records."""
-    found = {m: [r for r in work if r["trial"]["method"] == m] for m in settings["rates"]}
-    return {method: records for method, records in found.items() if records}
-
-
-def trained(records):
-    """The best of a search and its further seeds."""
-    searched = [r for r in records if r["trial"]["part"] == "search"]
-    if not searched:
-        return []
-    return [best(searched), *(r for r in records if r["trial"]["part"] == "best")]
+def by_arm(work, settings):
+    """{arm: its runs by seed}, in the order of the settings, those with runs."""
+    found = {}
+    for arm in settings["arms"]:
+        first = [best(work, arm)] if part_of(work, "search", arm) else []
+        later = sorted(part_of(work, "arm", arm), key=lambda r: r["trial"]["seed"])
+        found[arm] = first + later
+    return {arm: runs for arm, runs in found.items() if runs}
 
 
 def tables(work, settings):
-    """Of each method the speed, the number of updates, the best values and their losses."""
-    found = by_method(work, settings)
-    rows = [(m, records, trained(records)) for m, records in found.items() if trained(records)]
+    """Losses of all arms compared with "now"; of the searched ones their best values."""
+    found = by_arm(work, settings)
+
+    def milliseconds(arm, runs):
+        return " and ".join(f"{1000 * each:.0f}" for each in runs[0]["values"]["each"])
 
     def value(name, form):
-        return lambda method, records, runs: format(runs[0]["values"][name], form)
+        return lambda arm, runs: format(runs[0]["values"][name], form)
 
-    def points(method, records, runs):
-        return sum(r["trial"]["part"] == "search" for r in records)
-
-    head = {
-        "method": lambda method, records, runs: method,
-        "updates": lambda m, records, runs: f"{sum(runs[0]['values']['updates']):,}",
-        "points": points,
+    of_arms = {
+        "ingredients": lambda arm, _: arm,
+        "ms of an update": milliseconds,
+        "updates": lambda _, runs: f"{sum(runs[0]['values']['updates']):,}",
+        **stats.loss_columns("held-out loss"),
+        "less that of now": lambda arm, runs: (
+            "–" if arm == "now" else stats.signed(stats.paired(runs, found.get("now", [])))
+        ),
+    }
+    of_search = {
+        "ingredients": lambda arm, _: arm,
+        "points": lambda arm, _: len(part_of(work, "search", arm)),
         "best rate": value("rate", ".4f"),
         "1 − β₁": value("one_minus_beta_1", ".3f"),
         "decay": value("weight_decay", ".3f"),
-        **stats.loss_columns("held-out loss"),
+        "losses of the points": lambda arm, _: losses_of(part_of(work, "search", arm)),
     }
-    return {"methods": stats.columns(head, rows)}
+    searched = [(arm, runs) for arm, runs in found.items() if arm in RATES]
+    return {
+        "arms": stats.columns(of_arms, found.items()),
+        "best": stats.columns(of_search, searched),
+    }
+
+
+def losses_of(points):
+    """The losses of a search's points from the lowest, those that diverged last."""
+    known = sorted(r["report"] for r in points if r["report"] is not None)
+    said = [f"{loss:.2f}" for loss in known]
+    lost = len(points) - len(known)
+    return ", ".join(said + [f"{lost} diverged"] * bool(lost))
+
+
+def minutes_at(values, step):
+    """Minutes of training up to a step, by the measured seconds."""
+    seconds = values["once"]
+    for count, each in zip(values["updates"], values["each"], strict=True):
+        seconds += each * min(step, count)
+        step = max(0, step - count)
+    return seconds / 60
 
 
 def draw(work, settings):
-    """Held-out loss of each point over its rate, a line per method through its points."""
+    """Held-out loss over minutes, a line per seed."""
+    found = by_arm(work, settings)
     figure, ((axis,),) = stats.figure(1, 1, (8, 5))
-    for method, records in by_method(work, settings).items():
-        points = sorted(
-            (r["values"]["rate"], r["report"])
-            for r in records
-            if r["trial"]["part"] == "search" and r["report"] is not None
-        )
-        if points:
-            axis.semilogx(*zip(*points, strict=True), "o-", label=method)
-            runs = trained(records)
-            axis.plot(runs[0]["values"]["rate"], mean(r["report"] for r in runs), "k*", ms=12)
-    axis.set(xlabel="learning rate", ylabel="held-out masked-LM loss, nats")
+    shown = [arm for arm in ("before", "now", PEER) if arm in found]
+    shown += [arm for arm in found if arm not in shown]
+    for number, arm in enumerate(shown):
+        color = f"C{number}" if number < 3 else "#bbbbbb"
+        for index, run in enumerate(found[arm]):
+            minutes = [minutes_at(run["values"], point["step"]) for point in run["curve"]]
+            losses = [point["masked_lm_loss"] for point in run["curve"]]
+            label = (arm if number < 3 else "other ingredients" * (number == 3)) * (not index)
+            style = {"color": color, "zorder": 3 if number < 3 else 1, "lw": 1.6}
+            axis.plot(minutes, losses, ".-", label=label or None, **style)
+    axis.set(xlabel="minutes of training", ylabel="held-out masked-LM loss, nats")
     axis.legend()
     return figure
 
@@ -307,8 +391,12 @@ CLAIM = claim.of(
     results="same_hour_search",
     trials=all_trials,
     pictures={"_search": draw},
+    flags={
+        "seeds": (int, "seeds: 1, 2, …, of each arm (3)"),
+        "arms": (claim.comma_separated, "names of arms, `now` among them (all)"),
+    },
     lost="the loss is not a number",
-    extent=("seeds", "trials", "rates"),
+    extent=("seeds", "trials", "arms"),
     suffix=" of the search",
 )
 

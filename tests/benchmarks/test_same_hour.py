@@ -3,6 +3,7 @@
 import dataclasses
 
 import claim_studies
+import numpy as np
 import peers
 import pytest
 import same_hour
@@ -31,7 +32,7 @@ def test_every_arm_is_a_run_for_the_time(arm, tmp_path):
     assert run.seed == 7
     assert run.optimizer.type == ingredients["optimizer"]
     assert run.minutes == settings["training_minutes"]
-    shares = ingredients.get("batch_shares", (1, 1))
+    shares = ingredients.get("batch_shares", [1] * len(run.stages))
     assert [stage.tokens for stage in run.stages] == [s * settings["tokens"] for s in shares]
     assert run.stages[-1].end_learning_rate == 0
 
@@ -102,31 +103,43 @@ def test_both_sides_are_scored_on_the_same_rows(arm, tmp_path, monkeypatch):
         assert found["report"] == found["curve"][-1]["masked_lm_loss"]
 
 
-def of_search(part, method, number=1, seed=1, **values):
-    return claim_studies.record(search.trial(part, method, number, seed), **values)
+def of_search(part, arm, number=1, seed=1, **values):
+    return claim_studies.record(search.trial(part, arm, number, seed), **values)
 
 
-MEASURED = [
-    of_search("speed", "muon", update=[0.1, 0.1], once=5.0),
-    of_search("speed", "muon", 2, update=[0.3, 0.1], once=20.0),
-    of_search("speed", "muon", 3, update=[0.1, 0.2], once=10.0),
-]
+def measured(arm, stages=2):
+    """Records of three measurements: 0.1 s an update, 10 s once."""
+    of_rounds = [(0.1, 5.0), (0.3, 20.0), (0.1, 10.0)]
+    return [
+        of_search("speed", arm, number, update=[each] * stages, once=once)
+        for number, (each, once) in enumerate(of_rounds, 1)
+    ]
+
+
+def searched(arm, losses, work):
+    """Records of the points of a search with these losses."""
+    settings, found = search.SETTINGS, []
+    for number, loss in enumerate(losses, 1):
+        point = search.trial("search", arm, number, 1)
+        values = search.values_of(settings, point, work)
+        found.append(claim_studies.record(point, values=values, select=loss, report=loss))
+    return found
 
 
 def test_the_updates_of_a_search_fill_the_minutes_by_the_median_of_the_measurements():
-    found = search.fitting(search.SETTINGS, MEASURED)  # 170 s of 0.1 s each, a quarter short ones
-    assert found == [425, 1275]
+    found = search.fitting(search.SETTINGS, "now", measured("now"))  # 170 s, a quarter short rows
+    assert found == {"updates": [425, 1275], "each": [0.1, 0.1], "once": 10.0}
+    assert search.minutes_at(found, 425 + 1275) == 3
     of_peer = [of_search("speed", search.PEER, update=[0.25], once=0.0)]
-    assert search.fitting(search.SETTINGS, of_peer) == [720]
+    assert search.fitting(search.SETTINGS, search.PEER, of_peer)["updates"] == [720]
 
 
-@pytest.mark.parametrize("method", [m for m in search.SETTINGS["rates"] if m != search.PEER])
-def test_a_point_of_a_search_is_nows_run_with_other_values(method, tmp_path):
+@pytest.mark.parametrize("arm", [arm for arm in search.RATES if arm != search.PEER])
+def test_a_point_of_a_search_is_nows_run_with_other_values(arm, tmp_path):
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    measured = [r | {"trial": r["trial"] | {"method": method}} for r in MEASURED]
-    point = search.trial("search", method, 1, 1)
-    values = search.values_of(search.SETTINGS, point, measured)
-    low, high = search.SETTINGS["rates"][method]
+    point = search.trial("search", arm, 1, 1)
+    values = search.values_of(search.SETTINGS, point, measured(arm))
+    low, high = search.RATES[arm]
     assert values["rate"] == pytest.approx((low * high) ** 0.5)
     run = search.run_of(tmp_path, search.SETTINGS, point, values)
     now = recipes.demo()
@@ -136,61 +149,131 @@ def test_a_point_of_a_search_is_nows_run_with_other_values(method, tmp_path):
     assert run.stages[-1].warmup_steps == 85
     assert run.minutes is None
     optimizer, momentum = run.optimizer, 1 - values["one_minus_beta_1"]
-    assert optimizer.type == method
+    assert optimizer.type == same_hour.ARMS[arm]["optimizer"]
     assert optimizer.weight_decay == values["weight_decay"]
     assert optimizer.settings.get("momentum", optimizer.beta_1) == momentum
 
 
+@pytest.mark.parametrize("arm", [a for a in search.SETTINGS["arms"] if a not in search.RATES])
+def test_an_ingredient_changes_nows_best_run_in_one_respect(arm, tmp_path):
+    (tmp_path / "vocab.txt").write_text(VOCABULARY)
+    stages = len(same_hour.ARMS[arm]["stages"])
+    work = measured("now") + measured(arm, stages)
+    work += searched("now", [3.5, 3.4, 3.6], work)
+    point = search.trial("arm", arm, None, 2)
+    values = search.values_of(search.SETTINGS, point, work)
+    best = search.OF_BEFORE if arm == "before" else work[-2]["values"]
+    assert {name: values[name] for name in search.SOME} == {n: best[n] for n in search.SOME}
+    run = search.run_of(tmp_path, search.SETTINGS, point, values)
+    assert sum(0.1 * stage.steps for stage in run.stages) == pytest.approx(170, abs=0.3)
+    of_now = search.trial("arm", "now", None, 2)
+    assert run != search.run_of(tmp_path, search.SETTINGS, of_now, work[-2]["values"])
+
+
 def test_a_search_waits_for_all_measurements_and_its_best_for_the_search():
-    speed, point, best = (
-        search.trial(part, "muon", number, 1)
-        for part, number in [("speed", 1), ("search", 1), ("best", None)]
+    speed, point, best, ingredient, before = (
+        search.trial(part, arm, number, 1)
+        for part, arm, number in [
+            ("speed", "now", 1),
+            ("search", "now", 1),
+            ("arm", "now", None),
+            ("arm", "now with dropout", None),
+            ("arm", "before", None),
+        ]
     )
     assert search.needs(point, search.trial("speed", search.PEER, 3, 1))
     assert search.needs(best, point)
-    assert not search.needs(best, search.trial("search", "lamb", 1, 1))
-    assert not search.needs(point, search.trial("search", "muon", 2, 1))
+    assert search.needs(ingredient, point)
+    assert not search.needs(before, point)
+    assert not search.needs(best, search.trial("search", search.PEER, 1, 1))
+    assert not search.needs(point, search.trial("search", "now", 2, 1))
     assert not search.needs(speed, point)
 
 
-def test_what_rests_on_an_older_measurement_or_search_is_run_again():
+@pytest.mark.parametrize("arm", ["now", "now with dropout"])
+def test_what_rests_on_an_older_measurement_or_search_is_run_again(arm):
     settings = search.SETTINGS | {"trials": 2}
-    points = [search.trial("search", "muon", number, 1) for number in (1, 2)]
-    work = MEASURED + [
-        claim_studies.record(
-            each, values=search.values_of(settings, each, MEASURED), select=loss, report=loss
-        )
-        for each, loss in zip(points, (3.5, 3.4), strict=True)
-    ]
-    more = search.trial("best", "muon", None, 2)
-    best = claim_studies.record(more, values=search.values_of(settings, more, work), report=3.4)
-    assert best["values"] == work[-1]["values"]
-    assert all(search.stands(settings, record, [*work, best]) for record in [*work, best])
-    better = [*work[:-2], work[-2] | {"select": 3.3}, work[-1], best]
-    assert not search.stands(settings, best, better)
+    speeds = measured("now") + (measured(arm) if arm != "now" else [])
+    points = searched("now", [3.5, 3.4], speeds)
+    more = search.trial("arm", arm, None, 2)
+    values = search.values_of(settings, more, speeds + points)
+    assert values == points[-1]["values"]
+    last = claim_studies.record(more, values=values, report=3.4)
+    work = [*speeds, *points, last]
+    assert all(search.stands(settings, record, work) for record in work)
+    better = [*speeds, points[0] | {"select": 3.3}, points[1], last]
+    assert not search.stands(settings, last, better)
+    assert not search.stands(settings, last, [*speeds, points[1], last])
     slower = [r | {"update": [1.0, 1.0]} if "update" in r else r for r in work]
-    assert not search.stands(settings, work[-1], slower)
-    assert not search.stands(settings, work[-1], work[1:])
+    assert not search.stands(settings, last, slower)
+    assert not search.stands(settings, points[0], work[1:])
+
+
+def test_the_tables_of_a_search_begin_with_its_best():
+    work = measured("now") + searched("now", [3.5, 3.4, None], measured("now"))
+    work = [r | {"report_accuracy": 30.0} for r in work]
+    head, now = search.tables(work, search.SETTINGS)["arms"]
+    assert dict(zip(head, now, strict=True)) == {
+        "ingredients": "now",
+        "ms of an update": "100 and 100",
+        "updates": "1,700",
+        "runs": 1,
+        "held-out loss": "3.400",
+        "accuracy": "30.0 %",
+        "less that of now": "–",
+    }
+    assert search.tables(work, search.SETTINGS)["best"][1][-1] == "3.40, 3.50, 1 diverged"
+
+
+def test_a_search_refuses_arms_that_it_cannot_set():
+    settings = search.SETTINGS
+    assert search.problem(settings) is None
+    assert "got before + Muon." in search.problem(settings | {"arms": ["now", "before + Muon"]})
+    assert search.problem(settings | {"arms": ["before"]}).endswith("got none.")
+    assert "got now." in search.problem(settings | {"rates": {"now": [1e-3, 1e-2]}})
+
+
+def test_only_mask_tokens_replace_what_is_predicted(tmp_path):
+    settings = same_hour.SETTINGS | TINY | {"arms": ["now with [MASK] only"]}
+    same_hour.make_data(tmp_path, settings)
+    ingredients = same_hour.ARMS["now with [MASK] only"]
+    run = same_hour.run_of(tmp_path, settings, ingredients, 7)
+    stage = run.stages[0]
+    for held_out in (False, True):
+        batches = run.task.batches(
+            list(stage.input_files),
+            stage.lengths,
+            stage.batch_size,
+            run.config,
+            seed=1,
+            shard=(0, 1),
+            held_out=held_out,
+        )
+        batch = batches[0]
+        there = batch["masked_lm_weights"] > 0
+        read = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], 1)[there]
+        assert np.all(read == 4) != held_out
+        assert np.mean(read == 4) > 0.7
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["muon", search.PEER])
-def test_a_point_is_scored_on_both_halves_of_the_held_out_rows(method, tmp_path):
+@pytest.mark.parametrize("arm", ["now with a growing depth", search.PEER])
+def test_a_point_is_scored_on_both_halves_of_the_held_out_rows(arm, tmp_path):
     for peer in ("torch", "transformers", "accelerate"):
         peers.load(peer)
     names = TINY.keys() - {"eval_steps"}
-    settings = search.SETTINGS | {name: TINY[name] for name in names}
-    updates = [3] if method == search.PEER else [3, 3]
+    settings = search.SETTINGS | {name: TINY[name] for name in names} | {"evaluations": 2}
     same_hour.make_data(tmp_path, settings | {"arms": ["now"]})
     model_dir = tmp_path / "model"
     model_dir.mkdir()
-    train = search.train_peer if method == search.PEER else search.train_ours
-    point = search.trial("search", method, 1, 1)
-    (select, _), (report, _) = train(
-        tmp_path, model_dir, settings, point, search.SOME | {"updates": updates}
-    )
-    assert 3 < select < 7  # 5.7: the vocabulary
-    assert 0 < abs(select - report) < 0.5
+    of_peer = arm == search.PEER
+    train = search.train_peer if of_peer else search.train_ours
+    updates = {"updates": [3] if of_peer else [3, 3]}
+    point = search.trial("search", arm, 1, 1)
+    found = train(tmp_path, model_dir, settings, point, search.SOME | updates)
+    assert 3 < found["select"] < 7  # 5.7: the vocabulary
+    assert 0 < abs(found["select"] - found["report"]) < 0.5
+    assert [point["step"] for point in found["curve"]] == ([1, 2, 3] if of_peer else [2, 3, 4, 6])
 
 
 def three_updates(run, *_):
