@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 
 from official_bert import recipes, stacking
-from official_bert.commands import commands
-from official_bert.commands.arguments import Arguments, apply, contradiction, idle
+from official_bert.commands import commands, machine
+from official_bert.commands.arguments import apply, contradiction, idle
 from official_bert.data import corpus, tokenization
 from official_bert.demonstration import demo_folder, stdlib_text
 from official_bert.demonstration.demo_folder import DemoFolder
@@ -42,7 +42,7 @@ EVAL_BATCH_SIZE = 128
 
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Demo(Arguments):
+class Demo(machine.OfEngine):
     """The settings of the command."""
 
     output_dir: str = setting(
@@ -75,7 +75,7 @@ def main(args: Demo) -> int:
     child_commands.raise_on_signals()
     folder = pathlib.Path(args.output_dir)
     try:
-        run(folder, args.corpus, args.corpus_format, args.recipe)
+        run(folder, args.corpus, args.corpus_format, args.recipe, args.engine)
     except child_commands.Interrupted:
         print(f"\nStopped. Run the same command again to resume from {folder}.", flush=True)
         return 130
@@ -95,6 +95,7 @@ def run(
     corpus_patterns: Sequence[str] = (),
     corpus_format: str = "auto",
     recipe: str = RECIPE,
+    engine: str = "tensorflow",
 ) -> dict:
     """Runs the whole demo; returns the content of `results.json`.
 
@@ -104,6 +105,7 @@ def run(
             comes with Python.
         corpus_format: Format of that text; see `corpus.documents`.
         recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
+        engine: Of the pre-training and the filled blanks: `"tensorflow"` or `"jax"`.
 
     Raises:
         ValueError: if the corpus cannot be used or is inside the output, the recipe does not fit
@@ -119,6 +121,7 @@ def run(
     local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
     corpus.require_outside({"output_dir": layout.written}, {"corpus": corpus_patterns})
     recipes.named(recipe)
+    machine.set_backend(engine)
     folder.mkdir(parents=True, exist_ok=True)
     settings = (paths, corpus_format, recipe, VOCAB_SIZE)
     wait = f"Another demo is running in {folder}; waiting until it ends …"
@@ -127,10 +130,10 @@ def run(
         demo_folder.clock(layout, *settings) as seconds,
     ):
         _step(1, "text", write_text, layout, paths, corpus_format)
-        found = _checked(recipe)
+        found = _checked(recipe, engine)
         _step(2, "vocabulary", _learn_vocabulary, layout)
         _step(3, "records", _write_records, layout, found)
-        _step(4, "pre-training", _pretrain, layout, recipe)
+        _step(4, "pre-training", _pretrain, layout, recipe, engine)
         _step(5, "baselines", demo_folder.write_baselines, layout, found.stages, EVAL_BATCH_SIZE)
         _step(6, "plots", demo_folder.draw, layout)
         _step(7, "blanks in held-out sentences", demo_folder.fill_blanks, layout)
@@ -214,9 +217,12 @@ def model_config(vocab_size: int) -> BertConfig:
     )
 
 
-def _checked(recipe):
+def _checked(recipe, engine):
     """The recipe, checked against the demo's model."""
-    quiet_tensorflow.import_tensorflow()  # before the recipe's imports
+    if engine == "jax":  # before the recipe's imports
+        quiet_tensorflow.import_keras()
+    else:
+        quiet_tensorflow.import_tensorflow()
     found = recipes.find(recipe)
     try:
         stacking.check(model_config(VOCAB_SIZE), found.stages)
@@ -254,13 +260,14 @@ def _write_records(layout, recipe):
             )
 
 
-def _pretrain(layout, recipe):
+def _pretrain(layout, recipe, engine):
     if (layout.model / "summaries" / "training_summary.txt").exists():  # written last
         return "already there"
     patterns = {split: layout.records(split, "{max_seq_length}") for split in ("train", "held_out")}
     child_commands.call(
         "run_pretraining",
         f"--recipe={recipe}",
+        f"--engine={engine}",
         f"--input_files={patterns['train']}",
         f"--eval_files={patterns['held_out']}",
         f"--bert_config_file={layout.config}",

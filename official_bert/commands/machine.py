@@ -21,8 +21,8 @@ WORKER_LOST = 4  # exit code
 
 @documented
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Machine(Arguments):
-    """Engine, devices and workers of a command that trains."""
+class OfEngine(Arguments):
+    """The engine of a command that trains."""
 
     engine: str = setting(
         "Training engine; jax trains on a mesh over all devices of all processes, without "
@@ -30,6 +30,21 @@ class Machine(Arguments):
         "tensorflow",
         choices=("tensorflow", "jax"),
     )
+
+    def __post_init__(self):
+        if self.engine == "torch":
+            raise ValueError(
+                "engine must be tensorflow or jax; got 'torch'. On torch, only the optimizers "
+                "of lamb_tf run, with a Keras model of your own."
+            )
+        super().__post_init__()
+
+
+@documented
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine(OfEngine):
+    """Engine, devices and workers of a command that trains."""
+
     distribution_strategy: str = setting(
         "Devices to train on: off, one_device, mirrored, multi_worker_mirrored or tpu; case does "
         "not matter. With --engine=jax: multi_worker_mirrored or tpu for several processes; "
@@ -70,11 +85,6 @@ class Machine(Arguments):
     )
 
     def __post_init__(self):
-        if self.engine == "torch":
-            raise ValueError(
-                "engine must be tensorflow or jax; got 'torch'. On torch, only the optimizers "
-                "of lamb_tf run, with a Keras model of your own."
-            )
         object.__setattr__(self, "distribution_strategy", self.distribution_strategy.lower())
         super().__post_init__()
 

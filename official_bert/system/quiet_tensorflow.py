@@ -36,14 +36,15 @@ def import_tensorflow() -> None:
 
 
 def import_keras() -> None:
-    """Imports Keras in silence: with TensorFlow, or on JAX where only that is installed.
+    """Imports Keras and its backend in silence; JAX is the backend where only that is installed.
 
     Raises:
         ValueError: if neither is installed.
     """
     if importlib.util.find_spec("tensorflow") or not importlib.util.find_spec("jax"):
         import_tensorflow()
-        return
+        if os.environ.get("KERAS_BACKEND") != "jax":
+            return
     os.environ.setdefault("KERAS_BACKEND", "jax")
     skip_tpu_query(os.environ)
     with silence(), blocked_imports("matplotlib"):

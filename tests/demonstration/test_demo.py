@@ -89,9 +89,10 @@ def resumed(command):
         process.send_signal(signal.SIGKILL)
         process.stdout.read()
     assert process.wait() == -signal.SIGKILL
+    command = [*command, "--engine=jax"]  # which resumes the other engine's run
     ended = warm_python.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert ended.returncode == 0, ended.stdout
-    return ended.stdout, Path(command[-1].partition("=")[2])
+    return ended.stdout, Path(command[-2].partition("=")[2])
 
 
 @contextlib.contextmanager
