@@ -38,11 +38,11 @@ SETTINGS = {
     "long_warmup_multiples": [16, 64],  # where a run has few updates
     "groups": [["lamb", "adamw"], ["lars"], ["orscale"], ["muon"], ["nesterov"]],
     "trials": {  # at each of the multiples
-        "lamb": [4, 4, 6, 6],
-        "adamw": [4, 4, 6, 6],
+        "lamb": [12, 4, 6, 6],
+        "adamw": [12, 4, 6, 6],
         "lars": [4, 4, 4, 4],
-        "orscale": [4, 4, 6, 6],
-        "muon": [4, 4, 6, 6],
+        "orscale": [12, 4, 6, 6],
+        "muon": [12, 4, 6, 6],
         "nesterov": [4, 4, 4, 4],
     },
     "seeds": 3,
