@@ -3,12 +3,13 @@
     python benchmarks/same_hour_search.py --jobs=2
 
 Text and model are those of `same_hour.py`, and so are the arms: "now" is the demo's recipe, and the
-others change one ingredient of it. First the seconds of an update are measured, of all arms in
-turns. They fix the number of updates that fit into the minutes of a training, which then do not
-depend on what else the machine does. Where the optimizer is the ingredient, and in Hugging Face's
-way, the rate, 1 − β₁ and the weight decay are searched: the same number of quasi-random points for
-each. The best by one half of the held-out batches trains with more seeds and is reported on the
-other half. Every other arm takes the best values of "now", and "before" its own.
+others change one ingredient of it. First the seconds of an update are measured, each arm's in turns
+with those of "now". They fix the number of updates that fit into the minutes of a training, which
+then does not depend on what else the machine does. Where the optimizer is the ingredient, and in
+Hugging Face's way, the rate, 1 − β₁ and the weight decay are searched: the same number of
+quasi-random points for each. The best by one half of the held-out batches trains with more seeds
+and is reported on the other half. Every other arm takes the best values of "now", and "before" its
+own.
 
 Needs torch, transformers, accelerate and matplotlib, and for the measurements a machine that does
 nothing else.
@@ -43,8 +44,8 @@ SETTINGS = {
     **{name: same_hour.SETTINGS[name] for name in _OF_BOTH},
     "arms": [*RATES, "before"]
     + [arm for arm in same_hour.ARMS if arm.startswith("now with") and arm not in RATES],
-    "rounds": 3,  # of measurements
-    "measured_seconds": 24.0,  # of a measurement
+    "rounds": 2,  # of measurements
+    "measured_seconds": 20.0,  # of a measurement, "now" included
     "trials": 8,
     "rates": RATES,
     "one_minus_beta_1": [0.03, 0.3],
@@ -95,7 +96,7 @@ def needs(trial, other):
 
 def values_of(settings, trial, records):
     """The hyperparameters of a training, and the updates of its stages."""
-    arm, measured = trial["arm"], part_of(records, "speed", trial["arm"])
+    arm = trial["arm"]
     if trial["part"] == "search":
         ranges = {"rate": settings["rates"][arm]}
         ranges |= {name: settings[name] for name in ("one_minus_beta_1", "weight_decay")}
@@ -104,7 +105,7 @@ def values_of(settings, trial, records):
         values = best(records, searched)["values"]
     else:
         values = OF_BEFORE
-    return values | fitting(settings, arm, measured)
+    return values | fitting(settings, arm, records)
 
 
 def part_of(records, part, arm):
@@ -113,18 +114,34 @@ def part_of(records, part, arm):
     return [r for r in records if wanted.items() <= r["trial"].items()]
 
 
-def fitting(settings, arm, measured):
-    """The updates of each stage that fit into the minutes, by the medians of measurements.
+def fitting(settings, arm, records):
+    """The updates of each stage that fit into the minutes.
+
+    The machine's speed varies more than the arms' costs differ. So an arm's costs are medians of
+    its ratios to those of "now" beside it, times the median of the latter over all measurements.
 
     Returns:
         `updates` of each stage, the seconds of `each`, and of tracing and compiling `once`.
     """
-    each = [median(values) for values in zip(*(r["update"] for r in measured), strict=True)]
-    once = median(r["once"] for r in measured)
+    of_now = median(seconds_of_now(r) for r in records if r["trial"]["part"] == "speed")
+    measured = part_of(records, "speed", arm)
+
+    def usual(costs):
+        return of_now * median(c / seconds_of_now(r) for c, r in zip(costs, measured, strict=True))
+
+    each = [usual(costs) for costs in zip(*(r["update"] for r in measured), strict=True)]
+    once = usual([r["once"] for r in measured])
     steps = [1] if arm == PEER else [s for s, *_ in same_hour.ARMS[arm]["stages"]]
     of_all = sum(count * seconds for count, seconds in zip(steps, each, strict=True))
     share = (60 * settings["training_minutes"] - once) / of_all
     return {"updates": [max(1, int(share * n)) for n in steps], "each": each, "once": once}
+
+
+def seconds_of_now(record):
+    """Mean seconds of an update of "now" in a measurement."""
+    weights = [steps for steps, *_ in same_hour.NOW["stages"]]
+    costs = zip(weights, record["update_of_now"], strict=True)
+    return sum(count * seconds for count, seconds in costs) / sum(weights)
 
 
 def best(records, arm):
@@ -137,7 +154,8 @@ def stands(settings, record, records):
     arm, part = record["trial"]["arm"], record["trial"]["part"]
     if part == "speed":
         return True
-    if len(part_of(records, "speed", arm)) < settings["rounds"]:
+    measured = [r for r in records if r["trial"]["part"] == "speed"]
+    if len(measured) < settings["rounds"] * len(settings["arms"]):
         return False
     searched = source(arm) if part == "arm" else None
     if searched and len(part_of(records, "search", searched)) < settings["trials"]:
@@ -174,10 +192,9 @@ def run(options, settings, trial, records):
     model_dir.mkdir()
     of_peer = trial["arm"] == PEER
     if trial["part"] == "speed":
-        measure = speed_of_peer if of_peer else speed_of_ours
-        update, once = measure(folder, model_dir, settings, trial)
-        said = ", ".join(f"{1000 * each:.0f} ms" for each in update)
-        found = {"update": update, "once": once, "said": said, "diverged": False}
+        found = speeds(folder, model_dir, settings, trial)
+        said = (", ".join(f"{1000 * s:.0f}" for s in found[n]) for n in ("update", "update_of_now"))
+        found |= {"said": "{} ms beside now's {}".format(*said), "diverged": False}
     else:
         values = values_of(settings, trial, records)
         train = train_peer if of_peer else train_ours
@@ -205,25 +222,87 @@ def run_of(folder, settings, trial, values):
     return dataclasses.replace(made, optimizer=optimizer, stages=stages, minutes=None)
 
 
-def speed_of_ours(folder, model_dir, settings, trial):
-    """Seconds of an update of each stage, and of tracing and compiling all."""
+def speeds(folder, model_dir, settings, trial):
+    """The seconds of an update of each stage, and of tracing and compiling all of them `once`.
+
+    Returns:
+        `update` of the arm's stages and `update_of_now`, measured in turns; and `once`.
+    """
+    now = stages_to_measure(folder, settings, trial | {"arm": "now"})
+    if trial["arm"] == PEER:
+        ours, once = [], 0.0  # nothing is compiled
+    else:
+        ours = stages_to_measure(folder, settings, trial)
+        once = sum(stage.once for stage in ours)
+    until, found = time.monotonic() + settings["measured_seconds"], {}
+
+    def turn():
+        for name, stages in (("update_of_now", now), ("update", ours)):
+            for index, stage in enumerate(stages):
+                found.setdefault((name, index), []).append(stage.seconds())
+
+    if trial["arm"] == PEER:
+        found["update", 0] = seconds_of_peer(folder, model_dir, settings, trial, turn)
+    else:
+        while time.monotonic() < until:
+            turn()
+    medians = {"update_of_now": [], "update": []}
+    for (name, _), seconds in sorted(found.items()):
+        medians[name].append(median(seconds))
+    return medians | {"once": once}
+
+
+def stages_to_measure(folder, settings, trial):
+    """An arm's stages, each traced and compiled, on a model of its own."""
     options, engine = trials.loop_options_and_engine(steps_per_loop=50)
-    from official_bert.training import budget
-    from official_bert.training.run_checks import RunRecords
-
     made = run_of(folder, settings, trial, SOME)
-    until = time.monotonic() + settings["measured_seconds"]
-    records = RunRecords(made, options, engine.shard)
-    costs = budget.measured(made, options, engine, records, until, log=lambda line: None)
-    return [cost.update for cost in costs], sum(cost.once for cost in costs)
+    return [Measured(made, stage, options, engine) for stage in made.stages]
 
 
-def speed_of_peer(folder, model_dir, settings, trial):
-    """As `speed_of_ours`; nothing is compiled."""
+class Measured:
+    """Updates of a stage, to be timed; `once` is what its first one takes more than a later one."""
+
+    def __init__(self, run, stage, options, engine):
+        from official_bert.engines.loop_state import first_state
+        from official_bert.training.run_checks import RunRecords
+        from official_bert.training.stage_model import make_model_and_optimizer
+
+        records = RunRecords(run, options, engine.shard)
+        self._state, self._done = first_state(run), 0
+        with engine.scope():
+            model, optimizer = make_model_and_optimizer(run, stage)
+        self._loop = engine.training_loop(run, model, optimizer)
+        self._batches = engine.feed(lambda *shard: records.training(stage, *shard), range(10**9))
+        self.once = self.seconds(1) - self.seconds()
+
+    def seconds(self, updates=4):
+        """Seconds of an update, in one call of several."""
+        started = time.monotonic()
+        self._loop(self._batches, self._done, updates, self._state)
+        self._done += updates
+        return (time.monotonic() - started) / updates
+
+
+def seconds_of_peer(folder, model_dir, settings, trial, turn):
+    """The seconds of some of the peer's updates; `turn()` is called between them."""
+    import transformers
+
     theirs, train_for = same_hour.peer(
         folder, model_dir, settings | {"peer_rate": SOME["rate"]}, trial["seed"]
     )
-    return [same_hour.seconds_of_peer(theirs, train_for)], 0.0
+    seconds, in_a_row = [], 8  # the first is left out: turns leave the caches to others
+
+    class Turns(transformers.TrainerCallback):
+        def on_step_end(self, args, state, **_):
+            now = time.monotonic()
+            if state.global_step % in_a_row > 1:
+                seconds.append(now - self.last)
+            elif state.global_step % in_a_row == 0:
+                turn()
+            self.last = time.monotonic()
+
+    train_for(in_a_row * max(1, round(settings["measured_seconds"] / 4)), theirs, [Turns()])
+    return seconds
 
 
 def train_ours(folder, model_dir, settings, trial, values):

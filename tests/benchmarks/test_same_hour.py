@@ -108,11 +108,21 @@ def of_search(part, arm, number=1, seed=1, **values):
 
 
 def measured(arm, stages=2):
-    """Records of three measurements: 0.1 s an update, 10 s once."""
-    of_rounds = [(0.1, 5.0), (0.3, 20.0), (0.1, 10.0)]
+    """Records of two measurements: 0.1 s an update, 10 s once; the machine is slow in the second.
+
+    An update of "now" takes 0.1 s, 0.3 s on the slow machine.
+    """
+    of_rounds = [(1, 1.0), (2, 3.0), (3, 1.0)]
     return [
-        of_search("speed", arm, number, update=[each] * stages, once=once)
-        for number, (each, once) in enumerate(of_rounds, 1)
+        of_search(
+            "speed",
+            arm,
+            number,
+            update=[0.1 * slow] * stages,
+            update_of_now=[0.07 * slow, 0.11 * slow],
+            once=10.0 * slow,
+        )
+        for number, slow in of_rounds
     ]
 
 
@@ -130,8 +140,12 @@ def test_the_updates_of_a_search_fill_the_minutes_by_the_median_of_the_measureme
     found = search.fitting(search.SETTINGS, "now", measured("now"))  # 170 s, a quarter short rows
     assert found == {"updates": [425, 1275], "each": [0.1, 0.1], "once": 10.0}
     assert search.minutes_at(found, 425 + 1275) == 3
-    of_peer = [of_search("speed", search.PEER, update=[0.25], once=0.0)]
-    assert search.fitting(search.SETTINGS, search.PEER, of_peer)["updates"] == [720]
+
+
+def test_a_slow_moment_of_the_machine_takes_no_updates_from_an_arm():
+    slow = of_search("speed", search.PEER, update=[0.5], update_of_now=[0.2, 0.2], once=0.0)
+    work = [*measured("now"), *measured("before"), slow]
+    assert search.fitting(search.SETTINGS, search.PEER, work)["updates"] == [720]
 
 
 @pytest.mark.parametrize("arm", [arm for arm in search.RATES if arm != search.PEER])
@@ -192,7 +206,7 @@ def test_a_search_waits_for_all_measurements_and_its_best_for_the_search():
 
 @pytest.mark.parametrize("arm", ["now", "now with dropout"])
 def test_what_rests_on_an_older_measurement_or_search_is_run_again(arm):
-    settings = search.SETTINGS | {"trials": 2}
+    settings = search.SETTINGS | {"trials": 2, "rounds": 3, "arms": list({"now": 0, arm: 1})}
     speeds = measured("now") + (measured(arm) if arm != "now" else [])
     points = searched("now", [3.5, 3.4], speeds)
     more = search.trial("arm", arm, None, 2)
