@@ -293,7 +293,7 @@ def seconds_of_peer(folder, model_dir, settings, trial, turn):
     seconds, in_a_row = [], 8  # the first is left out: turns leave the caches to others
 
     class Turns(transformers.TrainerCallback):
-        def on_step_end(self, args, state, **_):
+        def on_step_end(self, args, state, control, **_):
             now = time.monotonic()
             if state.global_step % in_a_row > 1:
                 seconds.append(now - self.last)
