@@ -5,6 +5,7 @@ A finished trial is a line of the file, so that a killed study resumes with the 
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -201,7 +202,8 @@ def make_data(folder, settings, lengths, held_out):
 
 
 def _make_data(folder, settings, lengths, held_out):
-    documents = ["\n".join(lines) for _, lines in stdlib_text.documents()][: settings["documents"]]
+    found = itertools.islice(stdlib_text.documents(), settings["documents"])
+    documents = ["\n".join(lines) for _, lines in found]
     sets = {"train": []} | {split: [] for split in held_out.values()}
     for index, document in enumerate(documents):
         sets[held_out.get(index % 12, "train")].append(document)

@@ -154,3 +154,18 @@ def small_questions(tmp_path_factory):
 def small_tags(tmp_path_factory):
     """A `small_tags.SmallTags`: tagged words that a tiny BERT can learn."""
     return _made_once(tmp_path_factory, "small_tags", make="make_tags")
+
+
+@pytest.fixture
+def peer():
+    """The module that makes Hugging Face's BERT of ours, where PyTorch is installed."""
+    import peers
+
+    torch = peers.load("torch")
+    peers.load("transformers")
+    from benchmarks import hugging_face
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for matrices this small; where all cores are busy, by far
+    yield hugging_face
+    torch.set_num_threads(threads)

@@ -106,7 +106,10 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path, scr
         ({"max_seq_length": 2}, "--max_seq_length must be at least 8 and at most 65,536; got 2."),
         ({"num_workers": -1}, "--num_workers must be at least 0; got -1. 0 is one"),
         ({"num_shards": 100_000}, "num_shards must be at most 99,999; got 100,000"),
-        ({"num_shards": 90_000}, "num_shards must be at most the number of records, which is"),
+        (
+            {"num_shards": 90_000, "dupe_factor": 1},
+            "num_shards must be at most the number of records, which is",
+        ),
         ({"masked_lm_prob": 15}, "--masked_lm_prob must be at least 0 and below 1; got 15. 15 %"),
         ({"max_ngram_size": 0}, "--max_ngram_size must be at least 1; got 0."),
         ({"output_file": "tests"}, "output_file must be the path of a file to write; got 'tests'"),

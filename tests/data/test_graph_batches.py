@@ -99,15 +99,14 @@ def test_any_steps_on_any_number_of_hosts(made, kind, window):
     end = data.num_batches
     assert 1024 < data.num_examples < 65536
     beyond = range(end - 7, end + 13)
-    require_equal(made, kind, beyond, shards=((0, 4), (2, 4)), window_records=window)
+    require_equal(made, kind, beyond, shards=((2, 4),), window_records=window)
     require_equal(made, kind, range(100_003, 100_006), window_records=window)
 
 
 @kinds
 def test_batches_larger_than_the_data(made, kind):
     size = 2 * batches(made, kind).num_examples + 38
-    for window in (1024, 1 << 20):
-        require_equal(made, kind, range(1, 3), ((1, 2),), batch_size=size, window_records=window)
+    require_equal(made, kind, range(1, 3), ((1, 2),), batch_size=size, window_records=1024)
 
 
 WAYS = [
@@ -120,8 +119,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(way))
 def test_every_way_of_masking(made, way):
-    for window in (1024, 65536):
-        require_equal(made, "dynamic", range(20, 26), ((1, 2),), window_records=window, **way)
+    require_equal(made, "dynamic", range(20, 26), ((1, 2),), window_records=1024, **way)
 
 
 @kinds

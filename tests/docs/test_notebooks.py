@@ -86,7 +86,10 @@ SHORTER = {
         "--warmup_steps=200": "--warmup_steps=2",
         "--log_steps=50 --steps_per_loop=50": "--log_steps=10 --steps_per_loop=10",
         "--eval_steps=200": "--eval_steps=2",
-        "list(stdlib_text.documents())": "list(stdlib_text.documents())[::3]",
+        "list(stdlib_text.documents())": "list(stdlib_text.documents())[::6]",
+        r"num_hidden_layers\": 2": r"num_hidden_layers\": 1",
+        r"hidden_size\": 128": r"hidden_size\": 32",
+        r"intermediate_size\": 512": r"intermediate_size\": 64",
         "--num_train_epochs=3": "--num_train_epochs=1",
     }
 }

@@ -348,7 +348,12 @@ def of_whole_way():
         questions = [qa(f"{split}{n}", ("the old list", 9)) for n in range(40)]
         context = "It shows the old list of an object."
         write_squad(Path(f"squad/{split}-v1.1.json"), (context, questions))
-    _, said = run_page("whole_way", [("--recipe=small", "--recipe=tiny.py:tiny")])
+    changes = [
+        ("--recipe=small", "--recipe=tiny.py:tiny"),
+        ('"hidden_size": 256, "num_hidden_layers": 4', '"hidden_size": 32, "num_hidden_layers": 1'),
+        ('"intermediate_size": 1024', '"intermediate_size": 64'),
+    ]
+    _, said = run_page("whole_way", changes)
     everything = "\n".join(said)
     assert re.search(r"trained 6 steps", everything)
     assert "eval_accuracy" in everything

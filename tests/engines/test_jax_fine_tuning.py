@@ -189,3 +189,4 @@ def test_two_workers_train_score_and_predict_as_one(runs, examples, tmp_path, ki
     assert eval_results(tmp_path / "model") == pytest.approx(eval_results(theirs), abs=1e-4)
     said = {"classes": "predicted 26 examples", "questions": "answered 12", "tags": "tagged "}
     assert done.stdout.count(said[kind]) == 1
+    assert "[1] worker 1 of 2" in done.stdout

@@ -1,6 +1,7 @@
 """Commands of fine-tuning with settings as flags, as processes that may be killed on the way."""
 
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import small_runs
 import warm_python
 
 from official_bert.training.run_files import step_and_count
@@ -40,6 +42,28 @@ def kill_after_first_checkpoint(command, settings, seconds):
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
+
+
+def assert_the_same_after_a_kill(command, call, settings, folder, files, before):
+    """Killed after its first checkpoint and given again, a command leaves what it does in one go.
+
+    Args:
+        command: Its name.
+        call: Calls it in this process with settings, and returns its code.
+        folder: For the folders of both.
+        files: Names of files of text that are the same.
+        before: The kill has to come before this step.
+    """
+    whole, killed = folder / "whole", folder / "killed"
+    assert call(settings | {"output_dir": str(whole)}) == 0
+    again = settings | {"output_dir": str(killed)}
+    kill_after_first_checkpoint(command, again, random.Random(3).uniform(0, 0.3))
+    assert 40 <= newest_step(again) < before
+    assert call(again) == 0
+    assert small_runs.log_lines(killed) == small_runs.log_lines(whole)
+    for name in files:
+        assert (killed / name).read_text() == (whole / name).read_text()
+    small_runs.assert_same(*map(small_runs.final_tensors, (killed, whole)))
 
 
 def newest_step(settings):

@@ -63,6 +63,7 @@ def flags_of_run(small_corpus, files, model_dir):
         "train_batch_size": 16,
         "eval_batch_size": 16,
         "num_steps_per_epoch": 8,
+        "num_train_epochs": 1,
         "save_checkpoints_steps": 4,
         "warmup_steps": 2,
         "enable_xla": "false",
@@ -181,19 +182,3 @@ def test_records_built_in_a_bucket_and_killed_there_are_those_of_this_machine(
     expected = Path(small_corpus.held_out.format(max_seq_length=32))
     assert (tmp_path / "fetched/a.tfrecord").read_bytes() == expected.read_bytes()
     assert sorted(os.listdir(tmp_path / "fetched")) == ["a.manifest.json", "a.tfrecord"]
-
-
-def test_a_vocabulary_in_a_bucket_makes_the_same_records(small_corpus, store, tmp_path):
-    expected = Path(small_corpus.held_out.format(max_seq_length=32))
-    flags = {
-        "input_file": small_corpus.folder / "held_out.txt",
-        "output_file": tmp_path / "a.tfrecord",
-        "vocab_file": "gs://b/vocab.txt",
-        "max_seq_length": 32,
-        "max_predictions_per_seq": 5,
-        "dupe_factor": 1,
-        "input_format": "paragraphs",
-        "num_workers": 1,
-    }
-    run("create_pretraining_data", flags, tmp_path / "there", store)
-    assert (tmp_path / "a.tfrecord").read_bytes() == expected.read_bytes()

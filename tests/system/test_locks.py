@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import warm_python
 
 from official_bert.system import locks
 from official_bert.system.places import RemotePath, as_path
@@ -41,7 +42,9 @@ def begin():
         arguments = map(str, (folder, with_children, settle, refresh))
         command = [sys.executable, "-c", HOLDER, *arguments]
         pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+        # A store is reached by TensorFlow, whose import takes seconds.
+        popen = warm_python.Popen if isinstance(folder, RemotePath) else subprocess.Popen
+        started.append(popen(command, stdin=pipe, stdout=pipe, text=True))
         return started[-1]
 
     yield start

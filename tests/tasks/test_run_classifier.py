@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import json
-import random
 import shutil
 import signal
 import statistics
@@ -18,9 +17,8 @@ import pytest
 from bert_checkpoints import make_hugging_face, make_source
 from command_processes import (
     as_flags,
+    assert_the_same_after_a_kill,
     eval_results,
-    kill_after_first_checkpoint,
-    newest_step,
     start,
     without,
 )
@@ -605,17 +603,8 @@ def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path,
 @pytest.mark.slow
 def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
     settings = files | {"num_train_epochs": 60, "save_checkpoints_steps": 40, "eval_steps": 50}
-    assert call(settings | {"output_dir": str(tmp_path / "whole")}) == 0
-    killed = settings | {"output_dir": str(tmp_path / "killed")}
-    kill_after_first_checkpoint("run_classifier", killed, random.Random(3).uniform(0, 0.3))
-    assert 40 <= newest_step(killed) < 300
-    assert call(killed) == 0
-    assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
-    assert eval_results(tmp_path / "killed") == eval_results(tmp_path / "whole")
-    resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
-    assert resumed.keys() == whole.keys()
-    for name in whole:
-        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+    same = ["eval_results.txt"]
+    assert_the_same_after_a_kill("run_classifier", call, settings, tmp_path, same, before=300)
 
 
 def test_sigterm_saves_and_ends_with_its_code(files):
@@ -634,7 +623,7 @@ def test_sigterm_saves_and_ends_with_its_code(files):
 
 
 @pytest.mark.skipif(not GLUE.exists(), reason="needs ../shared/data/glue")
-@pytest.mark.parametrize("name", ["CoLA", "SST-2", "MRPC", "STS-B", "RTE"])
+@pytest.mark.parametrize("name", ["CoLA", "STS-B", "RTE"])
 def test_real_sets_of_glue_are_read_trained_and_measured(files, name, tmp_path):
     settings = without(files, "train_file", "dev_file") | {
         "task_name": name,

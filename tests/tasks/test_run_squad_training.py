@@ -2,22 +2,19 @@
 
 import json
 import lzma
-import random
 import shutil
 from pathlib import Path
 
 import in_process
-import numpy as np
 import pytest
 from bert_checkpoints import make_source
 from command_processes import (
     as_flags,
+    assert_the_same_after_a_kill,
     eval_results,
-    kill_after_first_checkpoint,
-    newest_step,
     without,
 )
-from small_runs import final_tensors, log_lines, without_dropout
+from small_runs import log_lines, without_dropout
 from small_squad import DEV, PEOPLE, PLACES, needs_squad, qa, write_squad, write_vocabulary
 from small_text import UNCASED
 
@@ -381,18 +378,8 @@ def test_a_cased_vocabulary_is_never_lower_cased(files, tmp_path, capsys):
 @pytest.mark.slow
 def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
     settings = files | {"num_train_epochs": 100, "save_checkpoints_steps": 40, "eval_steps": 50}
-    assert call(settings | {"output_dir": str(tmp_path / "whole")}) == 0
-    killed = settings | {"output_dir": str(tmp_path / "killed")}
-    kill_after_first_checkpoint("run_squad", killed, random.Random(3).uniform(0, 0.3))
-    assert 40 <= newest_step(killed) < 300
-    assert call(killed) == 0
-    assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
-    for name in "eval_results.txt", "predictions.json", "nbest_predictions.json":
-        assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
-    assert resumed.keys() == whole.keys()
-    for name in whole:
-        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+    same = ["eval_results.txt", "predictions.json", "nbest_predictions.json"]
+    assert_the_same_after_a_kill("run_squad", call, settings, tmp_path, same, before=300)
 
 
 # Real data

@@ -1,24 +1,20 @@
 """The command that tags words: its flags, what it leaves, seeds, odd input, a kill."""
 
 import json
-import random
 import re
 import shutil
 from pathlib import Path
 
 import in_process
-import numpy as np
 import peers
 import pytest
 from command_processes import (
     as_flags,
+    assert_the_same_after_a_kill,
     eval_results,
-    kill_after_first_checkpoint,
-    newest_step,
     without,
 )
 from model_kinds import make_kind
-from small_runs import final_tensors, log_lines
 from small_tags import write_conll, write_json
 
 import official_bert
@@ -232,14 +228,5 @@ def test_predictions_do_not_overwrite_what_is_tagged(trained, capsys):
 @pytest.mark.slow
 def test_killed_with_sigkill_and_given_again_it_ends_with_the_same_files(files, tmp_path):
     settings = files | {"num_train_epochs": 30, "save_checkpoints_steps": 40, "eval_steps": 50}
-    assert call(settings | {"output_dir": str(tmp_path / "whole")}) == 0
-    killed = settings | {"output_dir": str(tmp_path / "killed")}
-    kill_after_first_checkpoint("run_tagger", killed, random.Random(3).uniform(0, 0.3))
-    assert newest_step(killed) >= 40
-    assert call(killed) == 0
-    assert log_lines(tmp_path / "killed") == log_lines(tmp_path / "whole")
-    for name in "eval_results.txt", "predictions.txt":
-        assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    resumed, whole = (final_tensors(tmp_path / name) for name in ("killed", "whole"))
-    for name in whole:
-        np.testing.assert_array_equal(resumed[name], whole[name], err_msg=name)
+    same = ["eval_results.txt", "predictions.txt"]
+    assert_the_same_after_a_kill("run_tagger", call, settings, tmp_path, same, before=300)

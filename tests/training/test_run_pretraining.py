@@ -11,7 +11,6 @@ import time
 
 import events
 import in_process
-import numpy as np
 import pytest
 import tensorflow as tf
 import warm_python
@@ -383,7 +382,7 @@ def test_a_vocabulary_beyond_the_models_is_refused(files, small_corpus, tmp_path
     assert "vocab" in capsys.readouterr().err
 
 
-def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path, capsys):
+def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path):
     recipe = tmp_path / "mine.py"
     recipe.write_text(
         "from official_bert.recipes import Recipe\n"
@@ -394,16 +393,9 @@ def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path, capsys):
         "        Stage(max_seq_length=32, max_predictions_per_seq=5, **first),\n"
         "        Stage(max_seq_length=64, max_predictions_per_seq=10, **first)))\n"
     )
-    settings = files | {
-        "recipe": f"{recipe}:two",
-        "log_steps": 1,
-        "distribution_strategy": "off",
-        "train_summary_interval": -1,
-    }
-    assert call(*as_flags(settings)) == 0
-    assert "step 4/4  stage 2" in capsys.readouterr().out
-    lines = (tmp_path / "model" / "train_log.jsonl").read_text().splitlines()
-    assert [json.loads(line)["stage"] for line in lines] == [0, 0, 1, 1]
+    args = commands.parse(Pretrain, [*as_flags(files), f"--recipe={recipe}:two"])
+    stages = run_pretraining.run_from_flags(args).stages
+    assert [(stage.steps, stage.max_seq_length) for stage in stages] == [(2, 32), (2, 64)]
 
 
 @pytest.mark.parametrize(
@@ -438,14 +430,16 @@ def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_co
         dynamic_masking=True,
     )
     dynamic = {"input_files": records, "max_predictions_per_seq": 12}
-    few, many = (tmp_path / "few", tmp_path / "many")
-    for share, folder in ((0.1, few), (0.4, many)):
-        flag = {"masked_lm_prob": share, "model_dir": str(folder)}
-        assert call(*as_flags(files | SMALL | dynamic | flag)) == 0
-    assert json.loads((many / "run.json").read_text())["masked_lm_prob"] == 0.4
-    weights = [checkpoints.CheckpointStore(folder).latest().tensors() for folder in (few, many)]
-    name = "bert/embeddings/word_embeddings"
-    assert not np.array_equal(weights[0][name], weights[1][name])
+    shares = []
+    for share in (0.1, 0.4):
+        settings = files | SMALL | dynamic | {"masked_lm_prob": share}
+        run = run_pretraining.run_from_flags(commands.parse(Pretrain, as_flags(settings)))
+        (stage,) = run.stages
+        batch = run.task.batches(
+            [records], stage.lengths, 64, run.config, seed=1, shard=(0, 1), held_out=False
+        )[0]
+        shares.append(batch["masked_lm_weights"].sum() / batch["input_mask"].sum())
+    assert shares[0] < 0.15 < 0.25 < shares[1]
 
 
 def test_the_next_sentence_task_can_be_left_out(files, tmp_path):
@@ -576,7 +570,7 @@ def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, man
     assert_ended_at_a_record(process.returncode, error, where, what, files["model_dir"])
 
 
-def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, popen=subprocess.Popen):
+def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, popen=warm_python.Popen):
     """The command as a process, quiet, with its output in a pipe."""
     return popen(
         [sys.executable, "-m", "official_bert.run_pretraining", *as_flags(settings)],
@@ -651,7 +645,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
         "keep_checkpoint_max": 2,
         "distribution_strategy": "off",
     }
-    whole = start(settings | {"model_dir": str(tmp_path / "whole")}, popen=warm_python.Popen)
+    whole = start(settings | {"model_dir": str(tmp_path / "whole")})
     seed = random.randrange(2**32)  # other moments every time; a failure prints it
     rng = random.Random(seed)
     model_dir, total = tmp_path / "model", sum(STAGES)
@@ -668,7 +662,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
     ]
     kills = 0
     for step, how in moments:
-        process = start(settings, stdout=subprocess.DEVNULL, popen=warm_python.Popen)
+        process = start(settings, stdout=subprocess.DEVNULL)
         wait_until(lambda step=step: steps_saved(model_dir) >= step, process)
         if isinstance(how, float):
             time.sleep(how)
@@ -707,7 +701,7 @@ def test_many_stages_of_one_model_are_traced_once_a_shape_and_nothing_is_on_stde
         "    return Recipe(stages=(short, long) * 4)\n"
     )
     settings = files | {"recipe": f"{recipe}:eight", "steps_per_loop": 3}
-    process = start(settings, stderr=subprocess.PIPE)
+    process = start(settings, stderr=subprocess.PIPE, popen=subprocess.Popen)
     output, error = process.communicate()
     assert process.returncode == 0
     assert output.count("stage 8") == 2

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 
 import numpy as np
-import peers
 import pytest
 import reference
 from small_runs import losses_of_updates
@@ -26,18 +25,6 @@ STAGE = Stage(
     learning_rate=2e-3,
     warmup_steps=WARMUP,
 )
-
-
-@pytest.fixture
-def peer():
-    torch = peers.load("torch")
-    peers.load("transformers")
-    from benchmarks import hugging_face
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for matrices this small; where all cores are busy, by far
-    yield hugging_face
-    torch.set_num_threads(threads)
 
 
 def rate(step, peak):

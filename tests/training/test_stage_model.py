@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import numpy as np
-import peers
 import pytest
 import tensorflow as tf
 from peer_tasks import by_their_names, peer_loss, peer_model
@@ -46,15 +45,6 @@ def made(run):
 
 
 # Beside PyTorch
-
-
-@pytest.fixture
-def peer():
-    peers.load("torch")
-    peers.load("transformers")
-    from benchmarks import hugging_face
-
-    return hugging_face
 
 
 def groups(theirs, run):
