@@ -39,13 +39,37 @@ def load(
     source, run, policy = _open(
         folder, vocab_file, do_lower_case, dtype, strip_accents, bert_config_file, step
     )
-    make = {
-        "classifier": _sentence_classifier,
-        "question_answering": _question_answerer,
-        "tagger": _word_tagger,
-        "masked_lm": _blank_filler,
-    }.get(_head(source), _text_encoder)
-    return make(source, run, _model(source, policy))
+    from official_bert.data import tokenization
+    from official_bert.prediction import predictors, tagger
+
+    head, model = _head(source), _model(source, policy)
+    vocabulary = str(source.vocab_file), source.do_lower_case
+    common = {
+        "model": model,
+        "tokenizer": tokenization.load(*vocabulary),
+        "max_seq_length": source.text_length,
+        "origin": f"{source.path} ({source.format})",
+    }
+    if head == "masked_lm":
+        return predictors.BlankFiller(**common)
+    if head == "classifier":
+        return predictors.SentenceClassifier(
+            **common,
+            labels=_labels(source, model.num_outputs),
+            takes_pairs=run["columns"]["sentence2"] is not None if "columns" in run else None,
+        )
+    if head == "question_answering":
+        windows = predictors.Windows(**source.windows)
+        return predictors.QuestionAnswerer(
+            **common | {"max_seq_length": windows.max_seq_length},
+            vocab_file=vocabulary[0],
+            do_lower_case=source.do_lower_case,
+            windows=windows,
+            version_2_with_negative=run.get("version_2_with_negative", False),
+        )
+    if head == "tagger":
+        return tagger.WordTagger(**common, classes=_labels(source, model.num_outputs))
+    return predictors.TextEncoder(**common, has_pooler="pooler" in source.parts)
 
 
 def _head(source):
@@ -170,64 +194,6 @@ def _model(source, policy):
     return model
 
 
-def _blank_filler(source, run, model):
-    from official_bert.prediction.predictors import BlankFiller
-
-    length = source.text_length
-    return BlankFiller(model, _tokenizer(source), _origin(source), max_seq_length=length)
-
-
-def _text_encoder(source, run, model):
-    from official_bert.prediction.predictors import TextEncoder
-
-    return TextEncoder(
-        model,
-        _tokenizer(source),
-        max_seq_length=source.text_length,
-        has_pooler="pooler" in source.parts,
-        origin=_origin(source),
-    )
-
-
-def _sentence_classifier(source, run, model):
-    from official_bert.prediction.predictors import SentenceClassifier
-
-    return SentenceClassifier(
-        model,
-        _tokenizer(source),
-        _labels(source, model.num_outputs),
-        max_seq_length=source.text_length,
-        takes_pairs=run["columns"]["sentence2"] is not None if "columns" in run else None,
-        origin=_origin(source),
-    )
-
-
-def _question_answerer(source, run, model):
-    from official_bert.prediction.predictors import QuestionAnswerer
-    from official_bert.tasks.squad_data import Windows
-
-    return QuestionAnswerer(
-        model,
-        source.vocab_file,
-        source.do_lower_case,
-        windows=Windows(**source.windows),
-        version_2_with_negative=run.get("version_2_with_negative", False),
-        origin=_origin(source),
-    )
-
-
-def _word_tagger(source, run, model):
-    from official_bert.prediction.tagger import WordTagger
-
-    return WordTagger(
-        model,
-        _tokenizer(source),
-        _labels(source, model.num_outputs),
-        max_seq_length=source.text_length,
-        origin=_origin(source),
-    )
-
-
 def _labels(source, outputs):
     from official_bert.checkpoints import hugging_face
     from official_bert.tasks import labels
@@ -245,13 +211,3 @@ def _labels(source, outputs):
             f"{number}. Correct them in its folder."
         )
     return found
-
-
-def _tokenizer(source):
-    from official_bert.data import tokenization
-
-    return tokenization.load(str(source.vocab_file), source.do_lower_case)
-
-
-def _origin(source):
-    return f"{source.path} ({source.format})"

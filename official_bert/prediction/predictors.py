@@ -1,11 +1,11 @@
 """The predictors that `official_bert.load` returns: each a model with its tokenizer."""
 
-import os
+import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from official_bert.data import tokenization
 from official_bert.data.tokenization import Casing
@@ -13,7 +13,6 @@ from official_bert.model.encoder import BertEncoder
 from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.prediction import forward
-from official_bert.prediction.forward import Forward
 from official_bert.prediction.vectors import Embedding
 from official_bert.tasks import squad_decoding, squad_features
 from official_bert.tasks.labels import Classes, Labels, LabelSets, Numbers
@@ -31,14 +30,15 @@ class Guess(NamedTuple):
     probability: float
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class BlankFiller(Embedding):
     """A pre-trained model together with its vocabulary; made by `official_bert.load`.
 
     Attributes:
         model: The `BertPretrainer`.
         tokenizer: The tokenizer of its vocabulary.
-        max_seq_length: Maximum number of word pieces of a text for `embed`, with [CLS] and [SEP];
-            default: the model's positions.
+        max_seq_length: Maximum number of word pieces of a text for `embed`, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
 
     Example:
 
@@ -47,25 +47,18 @@ class BlankFiller(Embedding):
     [[[Guess(token='length', probability=0.21), Guess(token='value', probability=0.09)]]]
     """
 
-    def __init__(
-        self,
-        model: BertPretrainer,
-        tokenizer: Tokenizer,
-        origin: str,
-        *,
-        max_seq_length: int | None = None,
-    ):
-        self.model, self.tokenizer, self._origin = model, tokenizer, origin
-        self.max_seq_length = max_seq_length or model.config.max_position_embeddings
-        self._forward = Forward(model)
-        tokens = map(tokenizer.id_to_token, range(tokenizer.get_vocab_size()))
-        self._are_words = np.array([token is not None and token.isalpha() for token in tokens])
+    model: BertPretrainer
+
+    @functools.cached_property
+    def _are_words(self):
+        tokens = map(self.tokenizer.id_to_token, range(self.tokenizer.get_vocab_size()))
+        return np.array([token is not None and token.isalpha() for token in tokens])
 
     def __repr__(self):
         config = self.model.config
         return (
             f"<BlankFiller: {config.num_hidden_layers} × {config.hidden_size} units, "
-            f"{config.vocab_size:,} word pieces, from {self._origin}>"
+            f"{config.vocab_size:,} word pieces, from {self.origin}>"
         )
 
     def predict(
@@ -179,6 +172,7 @@ class NumberPrediction(NamedTuple):
     number: float
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class SentenceClassifier(Embedding):
     """A fine-tuned classifier together with its vocabulary; made by `official_bert.load`.
 
@@ -187,6 +181,7 @@ class SentenceClassifier(Embedding):
         tokenizer: The tokenizer of its vocabulary.
         labels: The classes, labels or numbers that it predicts.
         max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
         takes_pairs: Whether it was trained on pairs of sentences; `None` if unknown.
 
     Example:
@@ -196,19 +191,9 @@ class SentenceClassifier(Embedding):
     [ClassPrediction(label='5', probabilities={'1': 0.02, …, '5': 0.81})]
     """
 
-    def __init__(
-        self,
-        model: BertClassifier,
-        tokenizer: Tokenizer,
-        labels: Labels,
-        *,
-        max_seq_length: int,
-        takes_pairs: bool | None,
-        origin: str,
-    ):
-        self.model, self.tokenizer, self.labels = model, tokenizer, labels
-        self.max_seq_length, self.takes_pairs = max_seq_length, takes_pairs
-        self._origin, self._forward = origin, Forward(model)
+    model: BertClassifier
+    labels: Labels
+    takes_pairs: bool | None
 
     def __repr__(self):
         kind = "a number"
@@ -217,7 +202,7 @@ class SentenceClassifier(Embedding):
         elif isinstance(self.labels, LabelSets):
             kind = f"any of {len(self.labels.names)} labels"
         of = {None: "sentences or pairs", True: "pairs of sentences", False: "sentences"}
-        return f"<SentenceClassifier: {kind}, of {of[self.takes_pairs]}, from {self._origin}>"
+        return f"<SentenceClassifier: {kind}, of {of[self.takes_pairs]}, from {self.origin}>"
 
     def predict(
         self,
@@ -301,6 +286,7 @@ class Encoding(NamedTuple):
     pooled: np.ndarray | None
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class TextEncoder(Embedding):
     """A bare encoder together with its vocabulary; made by `official_bert.load`.
 
@@ -308,6 +294,7 @@ class TextEncoder(Embedding):
         model: The `BertEncoder`.
         tokenizer: The tokenizer of its vocabulary.
         max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
         has_pooler: Whether the checkpoint has a pooler.
 
     Example:
@@ -317,23 +304,14 @@ class TextEncoder(Embedding):
     (6, 768)
     """
 
-    def __init__(
-        self,
-        model: BertEncoder,
-        tokenizer: Tokenizer,
-        *,
-        max_seq_length: int,
-        has_pooler: bool,
-        origin: str,
-    ):
-        self.model, self.tokenizer, self.max_seq_length = model, tokenizer, max_seq_length
-        self.has_pooler, self._origin, self._forward = has_pooler, origin, Forward(model)
+    model: BertEncoder
+    has_pooler: bool
 
     def __repr__(self):
         config = self.model.config
         return (
             f"<TextEncoder: {config.num_hidden_layers} × {config.hidden_size} units, without a "
-            f"head, from {self._origin}>"
+            f"head, from {self.origin}>"
         )
 
     def predict(
@@ -349,7 +327,7 @@ class TextEncoder(Embedding):
             if any(tokenization.MASK in part for part in sentence if part is not None):
                 raise ValueError(
                     f"text {number} must have no [MASK]; got {forward.shown(sentence[0])}. "
-                    f"{self._origin} has no masked-LM head to fill blanks with; load a model that "
+                    f"{self.origin} has no masked-LM head to fill blanks with; load a model that "
                     "has one."
                 )
         found: dict[int, Encoding] = {}
@@ -388,14 +366,18 @@ class Answer(NamedTuple):
     null_odds: float | None
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class QuestionAnswerer(Embedding):
     """A fine-tuned model for questions with its vocabulary; made by `official_bert.load`.
 
     Attributes:
         model: The `BertQuestionAnswering`.
         tokenizer: The tokenizer of its vocabulary.
+        vocab_file: The file of that vocabulary.
+        do_lower_case: Its casing.
         windows: The lengths of the windows of a context.
         max_seq_length: The length of a window.
+        origin: Path and format of the checkpoint.
         version_2_with_negative: Whether it was trained on questions without an answer, too.
 
     Example:
@@ -405,28 +387,17 @@ class QuestionAnswerer(Embedding):
     [Answer(text='The cat', start=0, stop=7, probability=0.93, null_odds=None)]
     """
 
-    def __init__(
-        self,
-        model: BertQuestionAnswering,
-        vocab_file: str | os.PathLike,
-        do_lower_case: Casing,
-        *,
-        windows: Windows,
-        version_2_with_negative: bool,
-        origin: str,
-    ):
-        self.model, self.windows = model, windows
-        self.max_seq_length = windows.max_seq_length
-        self.version_2_with_negative = version_2_with_negative
-        self.tokenizer: Tokenizer = tokenization.load(str(vocab_file), do_lower_case)
-        self._vocabulary, self._origin = (str(vocab_file), do_lower_case), origin
-        self._forward = Forward(model)
+    model: BertQuestionAnswering
+    vocab_file: str
+    do_lower_case: Casing
+    windows: Windows
+    version_2_with_negative: bool
 
     def __repr__(self):
         kinds = ("each has an answer", "some have no answer")
         return (
             f"<QuestionAnswerer: of questions {kinds[self.version_2_with_negative]}, "
-            f"from {self._origin}>"
+            f"from {self.origin}>"
         )
 
     def predict(
@@ -468,7 +439,8 @@ class QuestionAnswerer(Embedding):
         found = []
         for start in range(0, len(asked), _QUESTIONS_AT_ONCE):
             part = asked[start : start + _QUESTIONS_AT_ONCE]
-            features = squad_features.make_features(part, *self._vocabulary, self.windows)
+            vocabulary = self.vocab_file, self.do_lower_case
+            features = squad_features.make_features(part, *vocabulary, self.windows)
             shape = self.windows.max_seq_length, 2
             logits = self._forward.whole(features, batch_size, shape)
             forward.require_finite(logits)

@@ -1,15 +1,14 @@
 """The predictor of tags: a fine-tuned tagger that finds entities in texts or lists of words."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from official_bert.model.fine_tuning import BertTagger
 from official_bert.prediction import forward
-from official_bert.prediction.forward import Forward
 from official_bert.prediction.vectors import Embedding
 from official_bert.tasks import tag_schemes, tagging_features
 from official_bert.tasks.labels import Classes
@@ -38,6 +37,7 @@ class Span(NamedTuple):
     probability: float
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class WordTagger(Embedding):
     """A fine-tuned tagger together with its vocabulary; made by `official_bert.load`.
 
@@ -46,6 +46,7 @@ class WordTagger(Embedding):
         tokenizer: The tokenizer of its vocabulary.
         classes: The tags that it predicts.
         max_seq_length: Length of a window in tokens, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
 
     Example:
 
@@ -54,21 +55,11 @@ class WordTagger(Embedding):
     [[Span(label='PER', text='Anna Blum', start=0, stop=9, probability=0.97), …]]
     """
 
-    def __init__(
-        self,
-        model: BertTagger,
-        tokenizer: Tokenizer,
-        classes: Classes,
-        *,
-        max_seq_length: int,
-        origin: str,
-    ):
-        self.model, self.tokenizer, self.classes = model, tokenizer, classes
-        self.max_seq_length, self._origin, self._forward = max_seq_length, origin, Forward(model)
-        self._prefixed = tag_schemes.is_prefixed(classes.names)
+    model: BertTagger
+    classes: Classes
 
     def __repr__(self):
-        return f"<WordTagger: one of {len(self.classes.names)} tags, from {self._origin}>"
+        return f"<WordTagger: one of {len(self.classes.names)} tags, from {self.origin}>"
 
     def predict(
         self, texts: Iterable[str | Sequence[str]], *, batch_size: int = 32
@@ -126,8 +117,8 @@ class WordTagger(Embedding):
             yield tags[first:stop], probabilities[first:stop]
 
     def _spans(self, given, tags, chances, places):
-        spans = []
-        for label, first, stop in tag_schemes.entities(tags, self._prefixed):
+        spans, prefixed = [], tag_schemes.is_prefixed(self.classes.names)
+        for label, first, stop in tag_schemes.entities(tags, prefixed):
             start, end = int(places[first, 0]), int(places[stop - 1, 1])
             text = given[start:end] if isinstance(given, str) else " ".join(given[start:end])
             spans.append(Span(label, text, start, end, float(chances[first:stop].mean())))

@@ -1,5 +1,6 @@
 """Vectors of word pieces and of whole texts, from any layer of a loaded model."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -122,6 +123,7 @@ POOLINGS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 """Functions of vectors (B, S, H) and the input mask (B, S) that return (B, H)."""
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class Embedding:
     """`embed`, for every model that `official_bert.load` returns.
 
@@ -129,11 +131,16 @@ class Embedding:
         model: The model.
         tokenizer: The tokenizer of its vocabulary.
         max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
     """
 
     model: ConfiguredModel
     tokenizer: Tokenizer
     max_seq_length: int
+    origin: str
+
+    def __post_init__(self):
+        self._forward = Forward(self.model)
 
     def embed(
         self,

@@ -35,7 +35,12 @@ def filled(model, seed=0):
 
 @pytest.fixture(scope="module")
 def filler(tokenizer):
-    return BlankFiller(filled(BertPretrainer(CONFIG, seed=None)), tokenizer, "here")
+    return BlankFiller(
+        model=filled(BertPretrainer(CONFIG, seed=None)),
+        tokenizer=tokenizer,
+        max_seq_length=CONFIG.max_position_embeddings,
+        origin="here",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +48,9 @@ def make_classifier(tokenizer):
     def make(labels=CLASSES, takes_pairs=None, max_seq_length=20):
         outputs = len(labels.names) if isinstance(labels, Classes) else 1
         return SentenceClassifier(
-            filled(BertClassifier(CONFIG, outputs, seed=None)),
-            tokenizer,
-            labels,
+            model=filled(BertClassifier(CONFIG, outputs, seed=None)),
+            tokenizer=tokenizer,
+            labels=labels,
             max_seq_length=max_seq_length,
             takes_pairs=takes_pairs,
             origin="here",
