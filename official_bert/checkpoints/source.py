@@ -72,10 +72,7 @@ CLASSIFIER = Head(
 )
 QUESTION_ANSWERING = Head(
     "question_answering",
-    {
-        "cls/squad/output_weights": "qa_outputs.weight",
-        "cls/squad/output_bias": "qa_outputs.bias",
-    },
+    {"cls/squad/output_weights": "qa_outputs.weight", "cls/squad/output_bias": "qa_outputs.bias"},
     "BertForQuestionAnswering",
     ("encoder",),
     outputs=2,

@@ -221,10 +221,7 @@ TARGETS = {
         _write_hugging_face, needs_vocabulary=True, drops_unread=True, card="transformers"
     ),
     "sentence_transformers": Target(
-        _write_sentence_transformers,
-        needs_vocabulary=True,
-        holds_heads=False,
-        card=CARD_OF_VECTORS,
+        _write_sentence_transformers, needs_vocabulary=True, holds_heads=False, card=CARD_OF_VECTORS
     ),
     "tf1": Target(_write_tf1, holds_slots=True),
     "keras": Target(_write_keras, needed_parts=keras_files.needed_parts),

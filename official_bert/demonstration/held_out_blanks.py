@@ -87,10 +87,7 @@ def table(
     blanks: Sequence[Blank], before: "Sequence[Sequence[Guess]]", after: "Sequence[Sequence[Guess]]"
 ) -> str:
     """The blanks as a Markdown table: sentence, right word, guesses after and before training."""
-    rows = [
-        "| held-out sentence | right word | after training | before |",
-        "|---|---|---|---|",
-    ]
+    rows = ["| held-out sentence | right word | after training | before |", "|---|---|---|---|"]
     for blank, *answers in zip(blanks, after, before, strict=True):
         cells = [blank.sentence, blank.word, *(_listed(blank, guesses) for guesses in answers)]
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

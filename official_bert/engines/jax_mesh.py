@@ -17,13 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from official_bert.engines import jax_update
-from official_bert.engines.jax_placement import (
-    REPLICATED,
-    SHARDED,
-    Feed,
-    Placement,
-    to_host,
-)
+from official_bert.engines.jax_placement import REPLICATED, SHARDED, Feed, Placement, to_host
 from official_bert.engines.jax_update import TrainingLoop
 from official_bert.protocols import Engine
 

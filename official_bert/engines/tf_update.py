@@ -324,9 +324,7 @@ def _shared_totals(strategy, count):
     """
     with strategy.scope():
         return tf.Variable(
-            tf.zeros(count),
-            trainable=False,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            tf.zeros(count), trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
         )
 
 

@@ -22,11 +22,7 @@ class ConfiguredModel(keras.Model):
     input_names: tuple[str, ...] = ("input_ids", "input_mask", "segment_ids")  # each (B, S), int32
 
     def __init__(
-        self,
-        config: BertConfig,
-        seed: int | None,
-        dtype: str | keras.DTypePolicy | None,
-        name: str,
+        self, config: BertConfig, seed: int | None, dtype: str | keras.DTypePolicy | None, name: str
     ):
         super().__init__(name=name, dtype=dtype)
         self.config, self.seed = config, seed

@@ -62,12 +62,7 @@ class BlankFiller(Embedding):
         )
 
     def predict(
-        self,
-        texts: Iterable[str],
-        top: int = 3,
-        *,
-        words_only: bool = False,
-        batch_size: int = 32,
+        self, texts: Iterable[str], top: int = 3, *, words_only: bool = False, batch_size: int = 32
     ) -> list[list[list[Guess]]]:
         """The likeliest word pieces for each `[MASK]` of each text.
 

@@ -225,10 +225,7 @@ def _single(contents, chart):
     points = [_points(log.train, chart.metric, chart.is_logarithmic) for log in contents.logs]
     curves = [Curve(name, found) for found in points if found]
     if chart.metric == "noise_scale" and curves:
-        curves = [
-            *_batches(contents),
-            *(curve._replace(name="noise scale") for curve in curves),
-        ]
+        curves = [*_batches(contents), *(curve._replace(name="noise scale") for curve in curves)]
     return chart._replace(curves=curves)
 
 

@@ -34,10 +34,7 @@ class Busy(ValueError):
 
 @contextlib.contextmanager
 def exclusive(
-    folder: Place | str,
-    wait: str | None = None,
-    name: str = ".lock",
-    with_children: bool = False,
+    folder: Place | str, wait: str | None = None, name: str = ".lock", with_children: bool = False
 ) -> Iterator[Callable[[], None]]:
     """Keeps other processes out of a folder while the block runs.
 

@@ -33,9 +33,7 @@ def whole_file(
 
 
 def write_whole(
-    path: AnyPath,
-    chunks: Iterable[bytes],
-    temporary: str | os.PathLike | None = None,
+    path: AnyPath, chunks: Iterable[bytes], temporary: str | os.PathLike | None = None
 ) -> None:
     """Writes a `whole_file` of these bytes (in an object store, every file is whole)."""
     path = as_path(path)

@@ -17,13 +17,7 @@ import numpy as np
 from official_bert.engines.loop_state import first_state
 from official_bert.stages import MAX_STEPS
 from official_bert.system.places import AnyPath, as_path
-from official_bert.training import (
-    checkpoints,
-    flops,
-    model_directory,
-    model_state,
-    run_checks,
-)
+from official_bert.training import checkpoints, flops, model_directory, model_state, run_checks
 from official_bert.training.run_checks import RunRecords
 from official_bert.training.stage_model import make_model_and_optimizer
 
@@ -33,9 +27,8 @@ if TYPE_CHECKING:
 
 MEASURED_SHARE = 0.1  # maximum share of the budget; the remaining stages are estimated
 MEASURED_SECONDS = 4.0  # of a stage's updates, at most
-MEASURED_CALL = (
-    1.0  # maximum seconds of a call of several updates; its start is short in comparison
-)
+# Maximum seconds of a call of several updates; its start is short in comparison.
+MEASURED_CALL = 1.0
 MEASURED_BATCHES = 8  # held-out ones of a stage, at most
 
 show = functools.partial(print, flush=True)

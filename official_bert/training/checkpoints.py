@@ -65,12 +65,7 @@ class CheckpointStore:
     >>> store.save({"global_step": np.int64(7)}, step=7, state={})   # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        directory: AnyPath,
-        keep: int = 5,
-        abandoned: Sequence[Abandoned] = (),
-    ):
+    def __init__(self, directory: AnyPath, keep: int = 5, abandoned: Sequence[Abandoned] = ()):
         self.directory = as_path(directory)
         self.keep = keep
         self.abandoned = abandoned
@@ -273,11 +268,7 @@ def _count(name):
     return step_and_count(name)[1]
 
 
-def save_best(
-    directory: AnyPath,
-    weights: Mapping[str, np.ndarray],
-    record: dict,
-) -> str | None:
+def save_best(directory: AnyPath, weights: Mapping[str, np.ndarray], record: dict) -> str | None:
     """Keeps weights as the best, instead of others: `bert_model.ckpt-{step}` and `best.json`.
 
     Args:
@@ -344,9 +335,7 @@ def read_tensors(prefix: AnyPath) -> dict[str, np.ndarray]:
 
 
 def write_bundle(
-    prefix: AnyPath,
-    tensors: Mapping[str, np.ndarray],
-    finish: Callable[[], object] = lambda: None,
+    prefix: AnyPath, tensors: Mapping[str, np.ndarray], finish: Callable[[], object] = lambda: None
 ) -> None:
     """Writes a tensor bundle whose files appear under their names only when whole.
 

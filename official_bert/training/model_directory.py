@@ -78,9 +78,8 @@ class Claim:
         """Records which run owns the directory; `bert_config.json` is for other tools."""
         contents = self.description | ({"changes": self.changes} if self.changes else {})
         write_text(directory / "run.json", json.dumps(contents, indent=1))
-        if not _matches_config(
-            directory / CONFIG, config
-        ):  # it may be the user's own, with more in it
+        # It may be the user's own, with more in it.
+        if not _matches_config(directory / CONFIG, config):
             write_text(directory / CONFIG, config.to_json())
 
 

@@ -96,10 +96,8 @@ def _without_frozen(settings, model):
 
     def names_trained(pattern):
         hits = [any(re.search(pattern, path) for path in paths) for paths in (trained, frozen)]
-        return hits != [
-            False,
-            True,
-        ]  # the optimizer refuses, or warns of, patterns without any match
+        # The optimizer refuses, or warns of, patterns without any match.
+        return hits != [False, True]
 
     adapted = settings.exclude_from_layer_adaptation
     return dataclasses.replace(
