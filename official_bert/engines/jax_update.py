@@ -36,10 +36,7 @@ class TrainingLoop:
     """Does updates; nothing in it depends on how they are cut into calls.
 
     Args:
-        run: The run.
-        model: The task's model.
-        optimizer: The optimizer, built on the model's trainable variables.
-        placement: Where it lives.
+        optimizer: Built on the model's trainable variables.
     """
 
     def __init__(
@@ -107,12 +104,6 @@ def make_updates(
 ) -> Any:
     """The program of several updates.
 
-    Args:
-        run: The run.
-        model: The task's model.
-        optimizer: The optimizer, built on the model's trainable variables.
-        placement: Where it lives.
-
     Returns:
         A `jax.jit` function of (trained values, optimizer's values, other values, stacked batches,
         stop requests by device, first step, number of steps, loss scale, good updates, noise). The
@@ -168,9 +159,7 @@ def lower(
     """The program of some updates before it is compiled, on devices that need not be here.
 
     Args:
-        run: The run.
         model: The task's model; of its variables only shapes matter.
-        optimizer: The optimizer, built on the model's trainable variables.
         placement: The devices, which may be those of a described topology.
         batch: Shape and type of each array of a global batch.
         steps: Number of updates.

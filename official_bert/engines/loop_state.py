@@ -44,7 +44,6 @@ def micro_batches(run: "UpdateSettings", rows: int, replicas: int) -> Iterator[n
     """Numbers of the rows of each micro-batch of a global batch.
 
     Args:
-        run: A `stages.Run`.
         rows: Number of rows in the global batch.
         replicas: Number of replicas that share it: each takes a run of neighbouring rows.
     """
@@ -56,14 +55,7 @@ def micro_batches(run: "UpdateSettings", rows: int, replicas: int) -> Iterator[n
 def names_of_non_finite(
     run: "UpdateSettings", model: "keras.Model", sums: np.ndarray, gradients: Sequence[np.ndarray]
 ) -> tuple[list[str], list[str]]:
-    """Names of a micro-batch's losses that are not finite, and of variables by their gradient.
-
-    Args:
-        run: A `stages.Run`.
-        model: The task's model.
-        sums: The task's sums of the rows.
-        gradients: One for each of the model's trainable variables.
-    """
+    """Names of a micro-batch's losses that are not finite, and of variables by their gradient."""
     pairs = zip(run.task.sums, sums, strict=True)
     losses = [name for name, value in pairs if not np.isfinite(value)]
     of_variables = zip(model.trainable_variables, gradients, strict=True)

@@ -34,16 +34,10 @@ def make_training_loop(
     optimizer: keras.optimizers.Optimizer,
     strategy: tf.distribute.Strategy,
 ) -> "TrainingLoop":
-    """Several updates inside one graph call.
+    """Several updates inside one graph call, of a model made in the strategy's scope.
 
     Args:
-        run: A `stages.Run`.
-        model: The task's model, made in the strategy's scope.
-        optimizer: The optimizer, built on the model's trainable variables.
-        strategy: A `tf.distribute.Strategy`.
-
-    Returns:
-        A `TrainingLoop`.
+        optimizer: Built on the model's trainable variables.
     """
     replica_update = make_replica_update(run, model, optimizer)
     learning_rate = run.learning_rate()
@@ -140,11 +134,6 @@ def make_replica_update(
 ) -> Callable[..., tf.Tensor]:
     """The work of a replica for one step, to be called in `strategy.run`.
 
-    Args:
-        run: A `stages.Run`.
-        model: The task's model, made in the strategy's scope.
-        optimizer: The optimizer, built on the model's trainable variables.
-
     Returns:
         A function `replica_update(batch, step, loss_scale, asked_to_stop, put_squares=None)` of
         this replica's rows of the batch that makes the update and returns the task's sums of these
@@ -206,11 +195,8 @@ def sums_and_gradients(
     """A micro-batch's sums and the gradients of its share of the loss, computed once more.
 
     Args:
-        run: A `stages.Run`.
-        model: The task's model.
-        batch: The step's global batch, as a dictionary of arrays.
+        batch: The step's global batch.
         rows: Numbers of the micro-batch's rows, or of some of them; see `loop_state.micro_batches`.
-        step: The step.
         loss_scale: The loss scale at that step.
     """
     weights = np.array([batch[name].sum() for name in run.task.weights])

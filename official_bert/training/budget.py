@@ -76,7 +76,7 @@ def fix(
     seconds = 60 * (run.minutes or 0.0)
     records = RunRecords(run, options, engine.shard)
     _check(run, options, engine, records, model_dir, resume_from)
-    costs = measured(run, options, engine, records, started + MEASURED_SHARE * seconds, log)
+    costs = _measured(run, options, engine, records, started + MEASURED_SHARE * seconds, log)
     every = options.eval_steps or math.inf
     updates = [cost.update + cost.evaluation / every for cost in costs]
     spent = _slowest(engine, time.monotonic() - started)
@@ -191,25 +191,8 @@ def _check(run, options, engine, records, model_dir, resume_from):
         model_state.load_weights(model, run.init_checkpoint, of_optimizer)
 
 
-def measured(
-    run: "Run",
-    options: "LoopOptions",
-    engine: "Engine",
-    records: RunRecords,
-    until: float,
-    log: Callable[[str], object],
-) -> list[Cost]:
-    """The `Cost` of every stage: measured up to a time, the one with the most work first.
-
-    Args:
-        run, options, engine: As of `fix`.
-        records: Its `RunRecords`.
-        until: A time of `time.monotonic`.
-        log: Prints a line for each measurement.
-
-    Returns:
-        A list, in the order of the stages.
-    """
+def _measured(run, options, engine, records, until, log):
+    """The `Cost` of every stage: measured up to a time, the one with the most work first."""
     work = [flops.step_flops(run.config, stage, run.optimizer.freeze) for stage in run.stages]
     order = sorted(range(len(work)), key=lambda i: -run.stages[i].steps * work[i])
     costs, took = {}, 0.0

@@ -105,13 +105,7 @@ class Reports:
         optimizer: keras.optimizers.Optimizer,
         pace: "StepTimer",
     ) -> None:
-        """Reports the updates since the last line.
-
-        Args:
-            stage_index: The stage's place in the run.
-            optimizer: The optimizer, which has recorded telemetry.
-            pace: A `StepTimer` that has watched these updates.
-        """
+        """Reports the updates since the last line, which `pace` has watched."""
         run = self._run
         metrics = run.task.metrics(state.sums)
         learning_rate = float(self._learning_rate(step - 1))  # of the last update
