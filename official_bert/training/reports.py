@@ -14,7 +14,7 @@ from official_bert.system.places import Place
 from official_bert.training import flops
 from official_bert.training.stage_model import part_of
 from official_bert.training.trackers import Trackers
-from official_bert.training.training_log import Summaries, TrainingLog, progress_line
+from official_bert.training.training_log import Summaries, TrainingLog
 
 if TYPE_CHECKING:
     from official_bert.protocols import Engine, LoopState, Reductions
@@ -48,7 +48,7 @@ class Reports:
         self.trackers = Trackers(options.report_to if self._is_chief else (), model_dir)
         self._workers = engine.shard[1]
         self._communication = {}
-        self._last: dict | None = None  # step and skipped updates in the last line of the log
+        self._last: dict | None = None  # the last line of the log on updates
 
     def log(self, text: str) -> None:
         if self._is_chief:
@@ -108,7 +108,7 @@ class Reports:
         """Reports the updates since the last line, which `pace` has watched."""
         run = self._run
         metrics = run.task.metrics(state.sums)
-        learning_rate = float(self._learning_rate(step - 1))  # of the last update
+        rate = float(self._learning_rate(step - 1))  # of the last update
         gradient_norm, layers = self._telemetry(optimizer)
         stage = run.stages[stage_index]
         noise = self._noise(state, stage.batch_size, optimizer)
@@ -116,44 +116,45 @@ class Reports:
         if self._last is None:
             self._last = {"step": 0, "skipped_updates": 0} | self.training_log.last("train")
         timing = self._timing(stage_index, state, pace, step - self._last["step"])
-        self.training_log.write(
-            kind="train",
-            step=step,
-            stage=stage_index,
-            **metrics,
-            learning_rate=learning_rate,
-            gradient_norm=gradient_norm,
-            loss_scale=state.loss_scale,
-            skipped_updates=skipped,
-            **({"trust_ratios": ratios} if (ratios := _ratios(layers)) else {}),
-            **noise,
-            timing=timing,
-        )
-        scalars = {**metrics, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        line: dict = {"kind": "train", "step": step, "stage": stage_index, **metrics}
+        line |= {"learning_rate": rate, "gradient_norm": gradient_norm}
+        line |= {"loss_scale": state.loss_scale, "skipped_updates": skipped}
+        if ratios := _ratios(layers):
+            line["trust_ratios"] = ratios
+        line |= {**noise, "timing": timing}
+        self.training_log.write(**line)
+        scalars = {**metrics, "learning_rate": rate, "gradient_norm": gradient_norm}
         if noise:
             scalars |= {"noise_scale": noise["noise_scale"], "batch_size": stage.batch_size}
             scalars |= {f"noise_scale/{name}": x for name, x in noise["noise_scales"].items()}
         self._summarise("train", step, scalars | timing, layers)
-        self.log(
-            progress_line(
-                step=step,
-                total_steps=run.total_steps,
-                stage=stage_index,
-                numbers={"loss": "loss {:.3f}"} | run.task.progress,
-                metrics=metrics,
-                skipped=skipped - self._last["skipped_updates"],
-                learning_rate=learning_rate,
-                examples_per_second=timing["examples_per_second"],
-                seconds=updates_left(run.stages, self._flops_per_update, stage_index, step)
-                / pace.steps_per_second,
-            )
-        )
-        self._last = {"step": step, "skipped_updates": skipped}
+        left = updates_left(run.stages, self._flops_per_update, stage_index, step)
+        self.log(self._progress(line, left / pace.steps_per_second))
+        self._last = line
 
     def evaluation(self, step: int, stage_index: int, metrics: Mapping[str, float]) -> None:
         self.training_log.write(kind="eval", step=step, stage=stage_index, **metrics)
         self._summarise("eval", step, metrics)
         self.log(f"held out: {self._run.task.format_metrics(metrics)}")
+
+    def _progress(self, line, seconds):
+        """A line of the log as shown on the screen, with the time that is left."""
+        numbers = {"loss": "loss {:.3f}"} | self._run.task.progress
+        parts = [
+            text.format(line[name])
+            for name, text in numbers.items()
+            if math.isfinite(line.get(name, math.nan))  # all were skipped, or no such task
+        ]
+        if skipped := line["skipped_updates"] - self._last["skipped_updates"]:
+            parts.append(f"{skipped} skipped")
+        total = self._run.total_steps
+        parts += [
+            f"rate {line['learning_rate']:.2e}",
+            f"{line['timing']['examples_per_second']:,.0f} examples/s",
+            f"{_duration(seconds)} left",
+        ]
+        start = f"step {line['step']:>{len(str(total))}}/{total}  stage {line['stage'] + 1}"
+        return "  ".join([start, *parts])
 
     def _telemetry(self, optimizer):
         """The norm of the last gradient, and the metrics of each layer, if there are any."""
@@ -198,6 +199,16 @@ class Reports:
         histograms = {"trust_ratios": list(ratios.values())} if ratios else {}
         self._summaries.write(kind, step, finite, histograms)
         self.trackers.write(kind, step, finite)
+
+
+def _duration(seconds):
+    """`95.2` → `"1m 35s"`."""
+    seconds = round(seconds)
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return " ".join(f"{value}{unit}" for value, unit in parts[:2])
 
 
 def _ratios(layers):

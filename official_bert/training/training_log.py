@@ -1,4 +1,4 @@
-"""Logs of a run: JSON lines, TensorBoard's events, launches, the progress line.
+"""Logs of a run: JSON lines, TensorBoard's events, launches.
 
 TensorBoard's events are written with its own messages, so no engine is needed.
 """
@@ -178,47 +178,6 @@ def _version(names):
         except importlib.metadata.PackageNotFoundError:
             continue
     return None
-
-
-def progress_line(
-    step: int,
-    total_steps: int,
-    stage: int,
-    numbers: Mapping[str, str],
-    metrics: Mapping[str, float],
-    skipped: int,
-    learning_rate: float,
-    examples_per_second: float,
-    seconds: float,
-) -> str:
-    """One line on the screen for a number of updates, some of which were `skipped`.
-
-    `numbers` are those of the metrics to show, {name: format}.
-    """
-    parts = [
-        text.format(metrics[name])
-        for name, text in numbers.items()
-        if math.isfinite(metrics.get(name, math.nan))  # all were skipped, or no such task
-    ]
-    if skipped:
-        parts.append(f"{skipped} skipped")
-    parts += [
-        f"rate {learning_rate:.2e}",
-        f"{examples_per_second:,.0f} examples/s",
-        f"{duration(seconds)} left",
-    ]
-    width = len(str(total_steps))
-    return f"step {step:>{width}}/{total_steps}  stage {stage + 1}  " + "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`95.2` → `"1m 35s"`."""
-    seconds = round(seconds)
-    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (seconds % 60, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        parts.pop(0)
-    return " ".join(f"{value}{unit}" for value, unit in parts[:2])
 
 
 class Stopped(Exception):
