@@ -25,6 +25,7 @@ import numpy as np
 from official_bert.checkpoints import names
 from official_bert.checkpoints.source import KINDS, Source, Tensor
 from official_bert.model.config import BertConfig
+from official_bert.system import quiet_tensorflow
 from official_bert.system.whole_files import start_writing_out
 
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
@@ -162,8 +163,6 @@ def _write_form(path, small, official, shapes):
 
 def model_class(name: str) -> Callable[..., Any]:
     """The class of a `Kind.model`. Imports Keras."""
-    from official_bert.system import quiet_tensorflow
-
     quiet_tensorflow.import_keras()
     from official_bert.model.encoder import BertEncoder
     from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering, BertTagger

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from official_bert.commands import commands, machine
 from official_bert.commands.fine_tuning_settings import FineTuning
+from official_bert.model.config import BertConfig
+from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system import local_paths, messages
 from official_bert.system.settings import values_of
+from official_bert.tasks import metrics as metric_tables
 
 if TYPE_CHECKING:
     import keras
 
     from official_bert.checkpoints.source import Head
-    from official_bert.model.config import BertConfig
     from official_bert.protocols import Engine, Task
 
 Settings = TypeVar("Settings", bound=FineTuning)
@@ -50,7 +52,7 @@ class FineTuningJob:
     """
 
     task: "Task"
-    config: "BertConfig"
+    config: BertConfig
     use: "Callable[[Engine, keras.Model, str], dict[str, float]]"
     arrange: "Callable[[Any, Sequence[str], str], None]" = lambda model, classes, path: None
     train_file: str | None = None
@@ -75,14 +77,12 @@ def run(args: FineTuning, command: str, make_job: Callable[[Any], FineTuningJob]
     return messages.resumable(lambda: machine.run(args, command, lambda: _run(args, make_job)))
 
 
-def read_config(args: FineTuning) -> "BertConfig":
+def read_config(args: FineTuning) -> BertConfig:
     """The `BertConfig` of the flags.
 
     Raises:
         ValueError: it cannot be read, or its model takes no sequences of `max_seq_length`.
     """
-    from official_bert.model.config import BertConfig
-
     found = BertConfig.from_json_file(str(args.bert_config_file))  # set by `resolve_paths`
     if args.max_seq_length > found.max_position_embeddings:
         raise ValueError(
@@ -92,7 +92,7 @@ def read_config(args: FineTuning) -> "BertConfig":
     return found
 
 
-def require_head(args: FineTuning, config: "BertConfig", wanted: "Head") -> None:
+def require_head(args: FineTuning, config: BertConfig, wanted: "Head") -> None:
     """Refuses to use a checkpoint without the command's head, before its classes are looked for.
 
     Raises:
@@ -254,8 +254,6 @@ def _run_seed(args, job, engine, seed, folder):
 
 def _results(args, job, seed, folder, step, metrics, is_chief):
     """One run's entry in `results.json`; its metrics go to files in its folder, too."""
-    from official_bert.tasks import metrics as metric_tables
-
     results = {"seed": seed, "output_dir": folder, "global_step": step}
     if not args.do_eval:
         return results
@@ -270,7 +268,6 @@ def _results(args, job, seed, folder, step, metrics, is_chief):
 def _trainer(args, job, engine, seed, folder):
     from official_bert.checkpoints import model_folder
     from official_bert.data import tokenization
-    from official_bert.stages import LoopOptions
     from official_bert.training.trainer import Trainer
 
     options = LoopOptions(
@@ -308,8 +305,6 @@ def _within_minutes(args, run, options, engine, folder):
 
 
 def _stages_run(args, job, engine, seed, folder):
-    from official_bert.stages import Run
-
     enable_xla = machine.enable_xla(args, args.enable_xla, engine, folder)
     return Run(
         config=job.config,
@@ -325,8 +320,6 @@ def _stages_run(args, job, engine, seed, folder):
 
 def _stage(args, examples):
     """The steps and warm-up steps of the official scripts."""
-    from official_bert.stages import Stage
-
     steps = int(examples / args.train_batch_size * args.num_train_epochs)
     if args.minutes is not None:
         steps = _PROPORTION
@@ -347,8 +340,6 @@ def _stage(args, examples):
 
 def _over_seeds(job, of_seeds):
     """The content of `results.json`."""
-    from official_bert.tasks import metrics as metric_tables
-
     of_runs = [results["metrics"] for results in of_seeds]
     summary = metric_tables.summary(of_runs, job.seed_independent)
     return {**job.evaluated_on, "runs": of_seeds, "summary": summary}
@@ -356,8 +347,6 @@ def _over_seeds(job, of_seeds):
 
 def _report(args, job, of_seeds):
     """Prints the metrics over the seeds, and writes them to `results.json`."""
-    from official_bert.tasks import metrics as metric_tables
-
     results = _over_seeds(job, of_seeds)
     print(metric_tables.table(results["summary"]))
     if job.ranked_by and len(of_seeds) > 1:

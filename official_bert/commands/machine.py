@@ -12,6 +12,7 @@ from official_bert.commands.arguments import Arguments, contradiction, idle
 from official_bert.engines import local_workers
 from official_bert.system import memory, messages, places, quiet_tensorflow
 from official_bert.system.settings import documented, setting
+from official_bert.training import model_directory
 
 if TYPE_CHECKING:
     from official_bert.protocols import Engine
@@ -143,8 +144,6 @@ def enable_xla(args: Machine, flag: bool | None, engine: "Engine", model_dir: st
     With JAX, nothing depends on it, and a run that TensorFlow began keeps it.
     """
     if args.engine == "jax":
-        from official_bert.training import model_directory
-
         begun = model_directory.read_run_json(places.as_path(model_dir)) or {}
         return bool(begun.get("enable_xla", engine.runs_on_accelerator()))
     return engine.runs_on_accelerator() if flag is None else flag

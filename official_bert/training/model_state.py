@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from official_bert import optimizers
-from official_bert.checkpoints import model_folder, names
+from official_bert.checkpoints import model_folder, names, sources
 from official_bert.system.places import AnyPath, as_path, is_remote
 
 _BYTES_AT_ONCE = 1 << 24  # when a digest is computed
@@ -158,8 +158,6 @@ def load_weights(
         ValueError: if the checkpoint is not readable, carries no weight of this model, one of
             another shape or one that is not finite, or not the moments that are needed.
     """
-    from official_bert.checkpoints import sources
-
     source = sources.open_as_init(model.config, path)
     weights = source.weights | _head_alone(model, source)
     fresh = [variable.path for variable in model.weights if variable.path not in weights]

@@ -13,7 +13,7 @@ from lamb_tf import gradient_noise
 from official_bert import optimizers, stacking
 from official_bert.model.config import BertConfig
 from official_bert.system.places import Place, RemotePath
-from official_bert.training import flops, model_directory, model_state
+from official_bert.training import flops, model_directory, model_state, stage_model
 
 if TYPE_CHECKING:
     import keras
@@ -166,8 +166,6 @@ def warnings(
 
     These depend on devices, records and the model; the rules of the commands depend only on flags.
     """
-    from official_bert.training import stage_model
-
     decay, depth = run.optimizer.layer_decay, model.config.num_hidden_layers
     rates = stage_model.layer_rates(model.trainable_variables, depth, decay) or ()
     if rates and all(rate == 1 for _, rate in rates):
