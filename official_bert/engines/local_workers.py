@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from official_bert.system.child_commands import end_with_parent
+from official_bert.system.child_commands import end_with_parent, handling
 
 GRACE_SECONDS = 30  # for the others to notice by themselves that one is gone
 LONGEST_LINE = 1000  # characters; an error of TensorFlow can have a graph in it
@@ -42,10 +42,15 @@ def run(count: int, command: str, arguments: Sequence[str]) -> int:
         threading.Thread(target=_show, args=(worker.stdout, f"[{index}] " if index else ""))
         for index, worker in enumerate(workers)
     ]
+
+    def pass_on(number, _):
+        for worker in workers:
+            worker.send_signal(number)  # a no-op if it has ended
+
     for reader in readers:
         reader.start()
     try:
-        with _passed_on(workers):
+        with handling(pass_on, signal.SIGINT, signal.SIGTERM):
             return _wait(workers)
     finally:
         for worker in workers:
@@ -83,22 +88,6 @@ def _wait(workers):
             break
         time.sleep(0.05)
     return 128 - code if code < 0 else code
-
-
-@contextlib.contextmanager
-def _passed_on(workers):
-    """Passes SIGINT and SIGTERM to all workers instead of ending this process."""
-
-    def pass_on(number, _):
-        for worker in workers:
-            worker.send_signal(number)  # a no-op if it has ended
-
-    previous = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _show(lines, prefix):

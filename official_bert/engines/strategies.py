@@ -7,7 +7,7 @@ import signal
 import tensorflow as tf
 
 from official_bert.engines import cluster
-from official_bert.system import messages
+from official_bert.system import child_commands, messages
 
 STRATEGIES = ("off", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 
@@ -101,9 +101,11 @@ def make_strategy(
             bytes_per_pack=BYTES_PER_BUCKET,
             implementation=_chosen(all_reduce_alg, _BETWEEN_HOSTS),
         )
-        return _ended_by_ctrl_c(
-            lambda: tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        )
+        # SIGINT ends the process at once: nothing has to be saved yet, and while TensorFlow waits
+        # no handler of Python could run. (It handles SIGTERM itself, to no effect until all workers
+        # have joined.)
+        with child_commands.handling(signal.SIG_DFL, signal.SIGINT):
+            return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     _check_that_no_workers_are_meant(name)
     if name == "off":
         return tf.distribute.get_strategy()
@@ -158,19 +160,6 @@ def _check_that_no_workers_are_meant(name):
             f"workers of TF_CONFIG; got {name!r}, which trains on this host only. Pass "
             "multi_worker_mirrored, or unset TF_CONFIG."
         )
-
-
-def _ended_by_ctrl_c(function):
-    """Calls a function, during which SIGINT ends the process at once.
-
-    Nothing has to be saved yet, and while TensorFlow waits no handler of Python could run. (It
-    handles SIGTERM itself, to no effect until all workers have joined.)
-    """
-    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        return function()
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def lost_worker(error: Exception) -> str | None:

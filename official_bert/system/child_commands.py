@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 
@@ -33,6 +34,19 @@ def raise_on_signals() -> None:
 
     for number in numbers:
         signal.signal(number, interrupt)
+
+
+@contextlib.contextmanager
+def handling(
+    handler: Callable[[int, types.FrameType | None], object] | signal.Handlers, *numbers: int
+) -> Iterator[None]:
+    """Temporarily handles the signals of these numbers in this way."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def call(command: str, *arguments: str) -> None:
