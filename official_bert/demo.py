@@ -73,10 +73,10 @@ RULES = (
 def main(args: Demo) -> int:
     args = apply(args, RULES)
     child_commands.raise_on_signals()
-    folder = pathlib.Path(args.output_dir)
     try:
-        run(folder, args.corpus, args.corpus_format, args.recipe, args.engine)
+        run(args)
     except child_commands.Interrupted:
+        folder = pathlib.Path(args.output_dir)
         print(f"\nStopped. Run the same command again to resume from {folder}.", flush=True)
         return 130
     except child_commands.ChildFailed as failed:
@@ -90,50 +90,38 @@ def main(args: Demo) -> int:
     return 0
 
 
-def run(
-    folder: pathlib.Path,
-    corpus_patterns: Sequence[str] = (),
-    corpus_format: str = "auto",
-    recipe: str = RECIPE,
-    engine: str = "tensorflow",
-) -> dict:
+def run(args: Demo) -> dict:
     """Runs the whole demo; returns the content of `results.json`.
-
-    Args:
-        folder: Output folder. An existing demo in it is resumed.
-        corpus_patterns: The user's own text: files, globs or folders. None: the documentation that
-            comes with Python.
-        corpus_format: Format of that text; see `corpus.documents`.
-        recipe: The stages of the pre-training, by their name in `recipes.RECIPES`.
-        engine: Of the pre-training and the filled blanks: `"tensorflow"` or `"jax"`.
 
     Raises:
         ValueError: if the corpus cannot be used or is inside the output, the recipe does not fit
-            the model, or `folder` holds a demo with other settings or files not made by a demo.
+            the model, or the output folder holds a demo with other settings or files not made by a
+            demo.
         OSError: if the disk is full or not writable.
     """
     if not importlib.util.find_spec("matplotlib"):
         raise ValueError('matplotlib must be installed for the plots: pip install "lamb_tf[plot]".')
+    folder = pathlib.Path(args.output_dir)
     local_paths.require_local(output_dir=folder)
-    local_paths.require_local(corpus=corpus_patterns)
-    paths = corpus.find_files(corpus_patterns, "corpus") if corpus_patterns else []
+    local_paths.require_local(corpus=args.corpus)
+    paths = corpus.find_files(args.corpus, "corpus") if args.corpus else []
     layout = DemoFolder(folder)
     local_paths.require_apart({"output_dir": layout.written}, {"corpus": paths})
-    corpus.require_outside({"output_dir": layout.written}, {"corpus": corpus_patterns})
-    recipes.named(recipe)
-    machine.set_backend(engine)
+    corpus.require_outside({"output_dir": layout.written}, {"corpus": args.corpus})
+    recipes.named(args.recipe)
+    machine.set_backend(args.engine)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = (paths, corpus_format, recipe, VOCAB_SIZE)
+    settings = (paths, args.corpus_format, args.recipe, VOCAB_SIZE)
     wait = f"Another demo is running in {folder}; waiting until it ends …"
     with (  # child commands hold the lock too
         locks.exclusive(folder, wait, with_children=True),
         demo_folder.clock(layout, *settings) as seconds,
     ):
-        _step(1, "text", write_text, layout, paths, corpus_format)
-        found = _checked(recipe, engine)
+        _step(1, "text", write_text, layout, paths, args.corpus_format)
+        found = _checked(args.recipe, args.engine)
         _step(2, "vocabulary", _learn_vocabulary, layout)
         _step(3, "records", _write_records, layout, found)
-        _step(4, "pre-training", _pretrain, layout, recipe, engine)
+        _step(4, "pre-training", _pretrain, layout, args.recipe, args.engine)
         _step(5, "baselines", demo_folder.write_baselines, layout, found.stages, EVAL_BATCH_SIZE)
         _step(6, "plots", demo_folder.draw, layout)
         _step(7, "blanks in held-out sentences", demo_folder.fill_blanks, layout)

@@ -95,6 +95,12 @@ def resumed(command):
     return ended.stdout, Path(command[-2].partition("=")[2])
 
 
+def settings_of(folder, text, **more):
+    """The settings of a demo on this text."""
+    where = {"output_dir": str(folder), "corpus": (str(text),)}
+    return demo.Demo(**where, corpus_format="paragraphs", **more)
+
+
 @contextlib.contextmanager
 def started(command, pattern):
     """The demo as a process, from when a line of its output matches `pattern`."""
@@ -142,7 +148,7 @@ def test_a_demo_that_was_interrupted_and_killed_leaves_what_it_promises_and_noth
 
     checkpoint = output / "model/pretrained/bert_model.ckpt-1.index"
     before = checkpoint.stat().st_mtime_ns
-    demo.run(output, [str(text)], "paragraphs", recipe)
+    demo.run(settings_of(output, text, recipe=recipe))
     again = capfd.readouterr().out
     assert checkpoint.stat().st_mtime_ns == before
     assert "examples/s" not in again
@@ -247,7 +253,7 @@ def test_a_recipe_that_cannot_be_run_is_refused_and_does_not_block_the_folder(
 ):
     for recipe in (name, name + "_mslt"):  # no start before has bound the second
         with pytest.raises(ValueError, match=reason if recipe == name else f"'{recipe}'"):
-            demo.run(tmp_path / "output", [str(text)], "paragraphs", recipe)
+            demo.run(settings_of(tmp_path / "output", text, recipe=recipe))
     assert (tmp_path / "output").exists() == made
     assert not (tmp_path / "output/vocab.txt").exists()
 
@@ -288,7 +294,7 @@ def test_a_folder_of_something_else_is_not_taken_for_output(text, tmp_path, name
         rf"output_dir must be a new folder.*; got {tmp_path}, whose {name} was not made by a demo"
     )
     with pytest.raises(ValueError, match=reason):
-        demo.run(tmp_path, [str(text)], "paragraphs")
+        demo.run(settings_of(tmp_path, text))
     assert {path.name for path in tmp_path.iterdir()} <= {name, ".lock"}
     assert (tmp_path / name).read_text() == content
 
