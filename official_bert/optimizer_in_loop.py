@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ class InLoop(KerasOptimizer):
             grads = [g * scale for g in grads]
         update = super().apply
         if keras.backend.backend() == "tensorflow":
-            _between_replicas(self._update_where_finite, update, norm, *grads)
+            once_for_all_replicas(
+                functools.partial(self._update_where_finite, update), norm, *grads
+            )
             return
         changed = [*variables, *self.variables]
         before = [variable.value for variable in changed]
@@ -195,13 +197,20 @@ class InLoop(KerasOptimizer):
         tf.cond(finite, update_all, tf.no_op)
 
 
-def _between_replicas(function, update, *values):
-    """Calls `function(update, *values)` once for all replicas of TensorFlow."""
+def once_for_all_replicas(function: Callable, *values: Any) -> None:
+    """Calls `function(*values)` once, between TensorFlow's replicas; call it in `strategy.run`.
+
+    Args:
+        function: For example one that assigns to a variable that all replicas share.
+        *values: Tensors of this replica; `function` gets those of all, as distributed values.
+    """
     import tensorflow as tf
 
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        lambda _, *merged: function(update, *merged), tf.distribute.get_strategy(), *values
-    )
+    def on_all(_, *merged):
+        function(*merged)  # and returns nothing: there is no replica's value
+
+    strategy = tf.distribute.get_strategy()
+    tf.__internal__.distribute.interim.maybe_merge_call(on_all, strategy, *values)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from lamb_tf import gradient_noise
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
 from official_bert.model.layers import seeds_of_rows
+from official_bert.optimizer_in_loop import once_for_all_replicas
 from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def make_training_loop(
         @tf.autograph.experimental.do_not_convert
         def work(*arguments):
             _, step, *_ = arguments
-            _once_for_all_replicas(lambda: optimizer.learning_rate.assign(learning_rate(step)))
+            once_for_all_replicas(lambda: optimizer.learning_rate.assign(learning_rate(step)))
             _put_total(totals, replica_update(*arguments, put_squares))
 
         return work
@@ -317,22 +318,7 @@ def _shared_totals(strategy, count):
 def _put_total(totals, sums):
     """Puts the sum of all replicas' sums there; call it in `strategy.run`."""
     sums = tf.distribute.get_replica_context().all_reduce("SUM", sums)
-    _once_for_all_replicas(totals.assign, sums)
-
-
-def _once_for_all_replicas(function: Callable, *values: tf.Tensor) -> None:
-    """Calls `function(*values)` once, between the replicas; call it in `strategy.run`.
-
-    Args:
-        function: For example one that assigns to a variable that all replicas share.
-        *values: Tensors of this replica; `function` gets those of all, as distributed values.
-    """
-
-    def on_all(_, *merged):
-        function(*merged)  # and returns nothing: there is no replica's value
-
-    strategy = tf.distribute.get_strategy()
-    tf.__internal__.distribute.interim.maybe_merge_call(on_all, strategy, *values)
+    once_for_all_replicas(totals.assign, sums)
 
 
 def sum_over_replicas(gradients: Sequence[tf.Tensor], dtype: tf.DType) -> Sequence[tf.Tensor]:
