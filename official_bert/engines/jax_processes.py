@@ -25,11 +25,6 @@ GRACE_SECONDS = 3  # for the others to report their own errors
 _LAST_BYTES, _LAST_LINES = 1 << 14, 3  # of the output of a process, shown if it is killed
 # JAX's messages when it aborts a process because of another one.
 _SIGNS_OF_ABORTS = ("JAX distributed service detected fatal errors", "missing heartbeats")
-LOST = (
-    "Another worker has ended or cannot be reached, and a step needs all of them. Its own "
-    "output gives the reason, unless it was killed. Start all workers again with the same "
-    "commands: they resume from the last checkpoint."
-)
 
 
 def start(
@@ -181,7 +176,7 @@ def _ended(code, said, lost_code):
         return code if code >= 0 else 128 - code
     command = messages.program or "run_pretraining"
     if code == -signal.SIGABRT and any(sign in said for sign in _SIGNS_OF_ABORTS):
-        return messages.report(command, LOST, lost_code)
+        return messages.report(command, cluster.LOST.format(who=""), lost_code)
     lines = [line for line in said.splitlines() if line[:1].strip() and line[0] not in "@*"]
     last = f"; its last output: {' | '.join(lines[-_LAST_LINES:])}" if lines else ""
     reason = f"The process was ended by {signal.Signals(-code).name}{last}"
@@ -266,4 +261,4 @@ def lost_worker(error: Exception) -> str | None:
     signs = ("Gloo", "Connection closed by peer", "heartbeat", "NCCL", "coordination service")
     if type(error).__name__ != "JaxRuntimeError" or not any(sign in text for sign in signs):
         return None
-    return LOST
+    return cluster.LOST.format(who="")

@@ -175,11 +175,7 @@ def lost_worker(error: Exception) -> str | None:
         return None
     named = re.findall(r"/job:worker/(?:replica:0/)?task:(\d+)", text)
     who = f" TensorFlow names worker {named[-1]}." if named else ""
-    return (
-        f"Another worker has ended or cannot be reached, and a step needs all of them.{who} "
-        "Its own output gives the reason, unless it was killed. Start all workers again with the "
-        "same commands: they resume from the last checkpoint."
-    )
+    return cluster.LOST.format(who=who)
 
 
 def _local_devices(num_gpus):

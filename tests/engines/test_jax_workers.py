@@ -17,7 +17,7 @@ import worker_processes
 from small_runs import assert_same, final_tensors, log_lines
 from worker_processes import Worker, finish, wait_for
 
-from official_bert.engines import jax_processes
+from official_bert.engines.cluster import LOST
 from official_bert.training import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -265,7 +265,7 @@ def test_a_process_that_is_ended_says_how_and_only_the_others_say_that_one_is_lo
     for number, pair in zip(numbers, pairs, strict=True):
         codes, _, said = zip(*outputs(pair), strict=True)
         assert codes == (4, 128 + number)
-        assert said[0].splitlines()[-1] == f"run_pretraining: error: {jax_processes.LOST}"
+        assert said[0].splitlines()[-1] == f"run_pretraining: error: {LOST.format(who='')}"
         assert said[1].splitlines() == [
             "step 7",
             "    @ 0x7f31  a frame",
