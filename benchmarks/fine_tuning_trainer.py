@@ -102,19 +102,10 @@ class Rows(torch.utils.data.Dataset):
 
 
 def _sst2(vocab_file, files, settings, config):
-    sets = glue.of_glue(
-        glue.task(files["task_name"]),
-        files["data_dir"],
-        vocab_file,
-        do_lower_case=True,
-        train=True,
-        dev=True,
-        test=False,
-    )
-    length = settings["max_seq_length"]
-    train = sets.task.labelled_arrays(sets.train_file, length, config)
-    (dev_file,) = sets.dev_files.values()
-    dev = sets.task.labelled_arrays(dev_file, length, config)
+    one, length = glue.task(files["task_name"]), settings["max_seq_length"]
+    task = one.classification(vocab_file, do_lower_case=True)
+    paths = (glue.find_file(one, files["data_dir"], split) for split in ("train", *one.dev_splits))
+    train, dev = (task.labelled_arrays(path, length, config) for path in paths)
 
     def score(logits):
         return {"eval_accuracy": float(np.mean(logits.argmax(-1) == dev["labels"]))}

@@ -164,35 +164,71 @@ def _job(args):
 def _sets(args, config):
     """The examples that the flags name; all of them are read here for the first time."""
     from official_bert.data.arrow_files import UnfitColumn
-    from official_bert.tasks import glue
-    from official_bert.tasks.tables import Columns
 
-    vocabulary = args.vocab_file, args.do_lower_case
     if args.task_name:
-        return glue.of_glue(
-            glue.task(args.task_name),
-            args.data_dir,
-            *vocabulary,
-            train=args.do_train,
-            dev=args.do_eval,
-            test=args.do_predict,
-            predict_file=args.predict_file,
-        )
-    columns = Columns(args.sentence1_column, args.sentence2_column, args.label_column)
+        return _sets_of_glue(args)
     try:
-        return glue.of_tables(
-            columns,
-            _known_labels(args, config),
-            *vocabulary,
-            several_labels=args.multi_label,
-            numbers_are_classes="label_type" in args.given,
-            train_file=args.train_file,
-            dev_file=args.dev_file,
-            predict_file=args.predict_file,
-        )
+        return _sets_of_tables(args, config)
     except UnfitColumn as error:
         flag = {getattr(args, name): name for name in _NAMES}[error.name]
         raise ValueError(f"{error} Name one with --{flag}.") from None
+
+
+def _sets_of_glue(args):
+    """Only the sets that the flags ask for have to exist."""
+    from official_bert.tasks import glue
+
+    one, folder = glue.task(args.task_name), args.data_dir
+    task = one.classification(args.vocab_file, args.do_lower_case)
+    train_file = glue.find_file(one, folder, "train") if args.do_train else None
+    unlabelled = {
+        split: glue.Unlabelled(glue.read(one, folder, split), one.submission(split))
+        for split in one.test_splits
+        if args.do_predict and not args.predict_file
+    }
+    dev_files = {
+        split.replace("dev", "eval"): glue.find_file(one, folder, split)
+        for split in one.dev_splits
+        if args.do_eval
+    }
+    return glue.Sets(
+        task=task,
+        metrics=one.metrics,
+        train_file=train_file,
+        dev_files=dev_files,
+        unlabelled=unlabelled or _own_unlabelled(args, task.columns),
+    )
+
+
+def _sets_of_tables(args, config):
+    from official_bert.tasks import glue, labels, tables
+    from official_bert.tasks.classification import Classification
+
+    columns = tables.Columns(args.sentence1_column, args.sentence2_column, args.label_column)
+    found = _known_labels(args, config)
+    if found is None:
+        examples = tables.read(args.train_file, columns, label_lists=args.multi_label)
+        if args.multi_label:
+            found = labels.find_label_sets(examples)
+        else:
+            found = labels.find_classes(examples, numbers_are_classes="label_type" in args.given)
+    vocabulary = {"vocab_file": args.vocab_file, "do_lower_case": args.do_lower_case}
+    return glue.Sets(
+        task=Classification(labels=found, columns=columns, **vocabulary),
+        metrics=glue.METRICS[type(found)],
+        train_file=args.train_file,
+        dev_files={"eval": args.dev_file} if args.dev_file else {},
+        unlabelled=_own_unlabelled(args, columns),
+    )
+
+
+def _own_unlabelled(args, columns):
+    from official_bert.tasks import glue, tables
+
+    if not args.predict_file:
+        return {}
+    examples = tables.read(args.predict_file, columns, labelled=False)
+    return {"test": glue.Unlabelled(examples, "predictions.tsv")}
 
 
 def _known_labels(args, config):
@@ -231,6 +267,7 @@ def _use(args, sets, engine, model, folder):
     """Evaluates and predicts; returns the metrics."""
     from official_bert.data.row_batches import Arrays
     from official_bert.prediction.forward import Forward
+    from official_bert.system.whole_files import write_text
     from official_bert.tasks import classification, glue
 
     forward, task, metrics = Forward(model, engine), sets.task, {}
@@ -249,8 +286,13 @@ def _use(args, sets, engine, model, folder):
         arrays = task.arrays(examples, args.max_seq_length, model.config)
         outputs = outputs_of(arrays, args.predict_batch_size, examples.path)
         if engine.is_chief:
-            paths = glue.write_predictions(folder, name, task, unlabelled, outputs)
-            print(f"predicted {len(examples):,} examples: {', '.join(paths)}")
+            path = os.path.join(folder, unlabelled.predictions)  # in the leaderboard's form
+            texts = task.labels.decode(task.predictions(outputs))
+            glue.write_submission(path, examples.index, texts)
+            rows = ("\t".join(map(str, row)) for row in task.probabilities(outputs).tolist())
+            results = os.path.join(folder, f"{name}_results.tsv")  # as the official script's
+            write_text(results, "".join(f"{row}\n" for row in rows))
+            print(f"predicted {len(examples):,} examples: {path}, {results}")
     return metrics
 
 

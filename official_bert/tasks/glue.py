@@ -8,18 +8,17 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-import numpy as np
-
 from official_bert.data import text_files
 from official_bert.data.tokenization import Casing
 from official_bert.system.whole_files import write_text
-from official_bert.tasks import labels, tables
+from official_bert.tasks import tables
 from official_bert.tasks.classification import Classification
-from official_bert.tasks.labels import Classes, Labels, LabelSets, Numbers
+from official_bert.tasks.labels import Classes, LabelSets, Numbers
 from official_bert.tasks.tables import Columns, Examples
 
 _SUFFIXES = {"test": "", "test_matched": "-m", "test_mismatched": "-mm"}
-_METRICS = {
+# Of the user's own tables, by the kind of their labels.
+METRICS = {
     Classes: ("accuracy", "f1_macro", "matthews_correlation"),
     Numbers: ("pearson", "spearman"),
     LabelSets: ("f1_micro", "f1_macro", "mean_average_precision"),
@@ -55,6 +54,18 @@ class GlueTask:
     def submission(self, split: str) -> str:
         """The name of the file with predictions of a test set for the leaderboard."""
         return f"{self.name}{_SUFFIXES[split]}.tsv"
+
+    def classification(self, vocab_file: str, do_lower_case: Casing) -> Classification:
+        """The task of its labelled sets, with a vocabulary as of `Classification`."""
+        return Classification(
+            labels=self.labels,
+            columns=dataclasses.replace(self.columns, index=None),
+            vocab_file=vocab_file,
+            do_lower_case=do_lower_case,
+            header=self.header,
+            skip_broken=self.has_broken_rows,
+            synonyms=self.synonyms,
+        )
 
 
 _BINARY = Classes(("0", "1"))
@@ -211,146 +222,6 @@ class Sets:
     train_file: str | None = None
     dev_files: dict[str, str] = dataclasses.field(default_factory=dict)
     unlabelled: dict[str, Unlabelled] = dataclasses.field(default_factory=dict)
-
-
-def of_glue(
-    one: GlueTask,
-    data_dir: str,
-    vocab_file: str,
-    do_lower_case: Casing,
-    *,
-    train: bool,
-    dev: bool,
-    test: bool,
-    predict_file: str | None = None,
-) -> Sets:
-    """The sets of one of GLUE's tasks; only the requested ones have to exist.
-
-    Args:
-        one: The task.
-        data_dir: Its folder.
-        vocab_file, do_lower_case: As of `Classification`.
-        train, dev, test: The requested sets.
-        predict_file: A table of other sentences to predict, in place of the test sets.
-
-    Raises:
-        ValueError: a set is missing or, of those to predict, broken.
-    """
-    columns = dataclasses.replace(one.columns, index=None)
-    train_file = find_file(one, data_dir, "train") if train else None
-    unlabelled = {
-        split: Unlabelled(read(one, data_dir, split), one.submission(split))
-        for split in one.test_splits
-        if test and not predict_file
-    }
-    dev_files = {
-        split.replace("dev", "eval"): find_file(one, data_dir, split)
-        for split in one.dev_splits
-        if dev
-    }
-    return Sets(
-        task=Classification(
-            labels=one.labels,
-            columns=columns,
-            vocab_file=vocab_file,
-            do_lower_case=do_lower_case,
-            header=one.header,
-            skip_broken=one.has_broken_rows,
-            synonyms=one.synonyms,
-        ),
-        metrics=one.metrics,
-        train_file=train_file,
-        dev_files=dev_files,
-        unlabelled=unlabelled or _own_unlabelled(predict_file, columns),
-    )
-
-
-def of_tables(
-    columns: Columns,
-    known_labels: Labels | None,
-    vocab_file: str,
-    do_lower_case: Casing,
-    *,
-    several_labels: bool = False,
-    numbers_are_classes: bool = False,
-    train_file: str | None = None,
-    dev_file: str | None = None,
-    predict_file: str | None = None,
-) -> Sets:
-    """The sets in tables of the user.
-
-    Args:
-        columns: The names of their columns.
-        known_labels: The labels; `None`: those found in `train_file`.
-        vocab_file, do_lower_case: As of `Classification`.
-        several_labels: Whether those are sets of labels, else classes.
-        numbers_are_classes: As of `labels.find_classes`.
-        train_file, dev_file, predict_file: The requested tables.
-
-    Raises:
-        ValueError: a table that is read here is missing or broken.
-    """
-    if known_labels is None:
-        assert train_file  # the commands require it to find labels
-        examples = tables.read(train_file, columns, label_lists=several_labels)
-        if several_labels:
-            known_labels = labels.find_label_sets(examples)
-        else:
-            known_labels = labels.find_classes(examples, numbers_are_classes)
-    return Sets(
-        task=Classification(
-            labels=known_labels,
-            columns=columns,
-            vocab_file=vocab_file,
-            do_lower_case=do_lower_case,
-        ),
-        metrics=_METRICS[type(known_labels)],
-        train_file=train_file,
-        dev_files={"eval": dev_file} if dev_file else {},
-        unlabelled=_own_unlabelled(predict_file, columns),
-    )
-
-
-def _own_unlabelled(file, columns):
-    if not file:
-        return {}
-    return {"test": Unlabelled(tables.read(file, columns, labelled=False), "predictions.tsv")}
-
-
-# Predictions
-
-
-def write_predictions(
-    folder: str | os.PathLike,
-    name: str,
-    task: Classification,
-    unlabelled: Unlabelled,
-    outputs: np.ndarray,
-) -> list[str]:
-    """Writes predictions and their probabilities.
-
-    Args:
-        folder: Where.
-        name: The prefix of the second file.
-        task: The task.
-        unlabelled: The examples.
-        outputs: The model's outputs for each, (N, K).
-
-    Returns:
-        The paths: the predictions in the form of the leaderboard, with the columns `index` and
-        `prediction`; and `{name}_results.tsv` as the official script writes it, one line per
-        example with the probability of each class or label, or the number.
-
-    Raises:
-        ValueError: a label or an index cannot be written to a TSV file.
-    """
-    predictions = os.path.join(folder, unlabelled.predictions)
-    texts = task.labels.decode(task.predictions(outputs))
-    write_submission(predictions, unlabelled.examples.index, texts)
-    rows = ("\t".join(map(str, row)) for row in task.probabilities(outputs).tolist())
-    probabilities = os.path.join(folder, f"{name}_results.tsv")
-    write_text(probabilities, "".join(f"{row}\n" for row in rows))
-    return [predictions, probabilities]
 
 
 def write_submission(path: str, index: Sequence[str], predictions: Sequence[str]) -> None:
