@@ -1,13 +1,14 @@
 """Targets of sentence classification: one class, a number, or any of several labels.
 
-A target defines the losses, sums and metrics, and a baseline that does not read the text.
+A target defines the losses, sums and metrics, and a baseline that does not read the text. The three
+have the same members; those of `OneClass` say what each is.
 """
 
 import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from keras import ops
@@ -22,56 +23,6 @@ BALANCED = "balanced"
 _SMALLEST, _LARGEST = 1e-6, 1e6  # of a weight
 
 
-class Target(Protocol):
-    """The target of a classifier.
-
-    Attributes:
-        name: The task's name in `run.json`.
-        in_nats: Whether the loss is a cross-entropy.
-        sums: Names of the sums over examples next to the loss.
-        progress: As of `protocols.Task`.
-    """
-
-    name: ClassVar[str]
-    in_nats: ClassVar[bool]
-    sums: ClassVar[tuple[str, ...]]
-    progress: ClassVar[dict[str, str]]
-
-    def describe(self) -> list:
-        """The labels in `run.json`."""
-
-    @property
-    def num_outputs(self) -> int:
-        """K, the number of outputs of the model."""
-
-    def losses(self, outputs: Tensor, truth: Tensor) -> Tensor:
-        """The loss of each example, (B, K) and (B, …) → (B,)."""
-
-    def counts(self, outputs: Tensor, truth: Tensor) -> dict[str, Tensor]:
-        """The terms of `sums` for each example: (B,)."""
-
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The metrics of some examples from their sums; `loss` is their mean already."""
-
-    def baseline_counts(self, truth: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Statistics of the labels of weighted examples, a vector that is summed over batches."""
-
-    def baseline(self, counts: np.ndarray) -> dict[str, float]:
-        """The baseline's metrics from the sum of these vectors."""
-
-    def baseline_loss(self) -> float:
-        """The loss of guessing all labels with equal probability; infinite if unknown."""
-
-    def line(self, metrics: Mapping[str, float]) -> str:
-        """Held-out metrics as a line of text."""
-
-    def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """Predictions that `labels` decode and `metrics.compute` takes, from outputs (N, K)."""
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities of the outputs, or numbers: (N, K) float64."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Named:
     """An output per name."""
@@ -79,50 +30,61 @@ class _Named:
     labels: Classes | LabelSets
 
     def describe(self) -> list:
+        """The labels in `run.json`."""
         return [*self.labels.names]
 
     @property
     def num_outputs(self) -> int:
+        """K, the number of outputs of the model."""
         return len(self.labels.names)
 
 
 class OneClass(_Named):
     """One class per example: softmax and cross-entropy. The baseline is the majority class."""
 
-    name: ClassVar[str] = "classification"
-    in_nats: ClassVar[bool] = True
-    sums: ClassVar[tuple[str, ...]] = ("correct",)
-    progress: ClassVar[dict[str, str]] = {"accuracy": "accuracy {:.1%}"}
+    name: ClassVar[str] = "classification"  # in `run.json`
+    in_nats: ClassVar[bool] = True  # whether the loss is a cross-entropy
+    sums: ClassVar[tuple[str, ...]] = ("correct",)  # over examples, next to the loss
+    progress: ClassVar[dict[str, str]] = {"accuracy": "accuracy {:.1%}"}  # as of `protocols.Task`
 
     def losses(self, outputs: Tensor, truth: Tensor) -> Tensor:
+        """The loss of each example, (B, K) and (B, …) → (B,)."""
         return ops.sparse_categorical_crossentropy(truth, outputs, from_logits=True)
 
     def counts(self, outputs: Tensor, truth: Tensor) -> dict[str, Tensor]:
+        """The terms of `sums` for each example: (B,)."""
         hits = ops.equal(ops.cast(ops.argmax(outputs, -1), "int32"), truth)
         return {"correct": ops.cast(hits, "float32")}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """The metrics of some examples from their sums; `loss` is their mean already."""
         return {"accuracy": sums["correct"] / sums["examples"]}
 
     def baseline_counts(self, truth: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Statistics of the labels of weighted examples, a vector that is summed over batches."""
         return np.bincount(truth, weights, minlength=self.num_outputs)
 
     def baseline(self, counts: np.ndarray) -> dict[str, float]:
+        """The baseline's metrics from the sum of these vectors."""
         return {"majority_class_accuracy": float(counts.max() / max(counts.sum(), 1.0))}
 
     def baseline_loss(self) -> float:
+        """The loss of guessing all labels with equal probability; infinite if unknown."""
         return math.log(self.num_outputs)
 
     def line(self, metrics: Mapping[str, float]) -> str:
+        """Held-out metrics as a line of text."""
         return (
             f"loss {metrics['loss']:.3f}, accuracy {metrics['accuracy']:.1%} (most frequent class: "
             f"{metrics['majority_class_accuracy']:.1%})"
         )
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """Predictions that `labels` decode and `metrics.compute` takes, from outputs (N, K)."""
         return np.argmax(outputs, axis=-1)
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Probabilities of the outputs, or numbers: (N, K) float64."""
         return metrics.softmax(outputs)
 
 
@@ -226,6 +188,8 @@ class SeveralLabels(_Named):
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         return metrics.sigmoid(outputs)
 
+
+Target = OneClass | OneNumber | SeveralLabels
 
 _TARGETS: dict[type, Callable[[Any], Target]] = {
     Classes: OneClass,
