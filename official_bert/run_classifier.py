@@ -12,7 +12,7 @@ import functools
 import os
 
 from official_bert.commands import commands, fine_tuning, fine_tuning_settings
-from official_bert.commands.arguments import apply, contradiction, idle
+from official_bert.commands.arguments import contradiction, idle
 from official_bert.commands.fine_tuning_settings import FineTuning
 from official_bert.system.settings import documented, setting
 
@@ -69,7 +69,13 @@ class Classify(FineTuning):
 
 _NAMES = ("sentence1_column", "sentence2_column", "label_column")
 _COLUMNS = (*_NAMES, "label_type", "multi_label")
-_TABLES = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
+_GLUE = {"data_dir": (["task_name"], "Give the folder of its files.")}
+_OR_GLUE = "Give it, or --task_name and --data_dir."
+_TABLES = {
+    "train_file": (["do_train"], _OR_GLUE),
+    "dev_file": (["do_eval"], _OR_GLUE),
+    "predict_file": (["do_predict"], _OR_GLUE),
+}
 RULES = (
     contradiction(
         ("train_file", "dev_file", *_COLUMNS),
@@ -98,32 +104,10 @@ RULES = (
 )
 
 
-def check(args: Classify) -> Classify:
-    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
-
-    Raises:
-        ValueError: naming the flag, the reason, and what to do.
-    """
-    fine_tuning_settings.check_required(args, "give --do_train, --do_eval or --do_predict")
-    args = apply(args, RULES)
-    args.optimizer()  # checks it
-    if args.task_name:
-        if not args.data_dir:
-            raise ValueError(
-                "--data_dir is required with --task_name. Give the folder of its files."
-            )
-        return args
-    for name, flag in _TABLES.items():
-        if getattr(args, flag) and not getattr(args, name):
-            raise ValueError(
-                f"--{name} is required with --{flag}. Give it, or --task_name and --data_dir."
-            )
-    return args
-
-
 def main(args: Classify) -> int:
     """Fine-tunes, evaluates and predicts; returns the exit code."""
-    args = fine_tuning.resolve_paths(check(args), ("data_dir", *_TABLES))
+    args = fine_tuning_settings.check(args, RULES, _GLUE if args.task_name else _TABLES)
+    args = fine_tuning.resolve_paths(args, ("data_dir", *_TABLES))
     return fine_tuning.run(args, "run_classifier", _job)
 
 

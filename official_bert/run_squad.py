@@ -65,6 +65,14 @@ class Squad(FineTuning):
 _OF_ANSWERS = ("predict_file", "n_best_size", "max_answer_length", "null_score_diff_threshold")
 _OF_EVALUATE = ("predictions_file", "null_odds_file")
 _WORK = ("do_train", "do_predict", "do_eval")
+_CHOICES = (
+    "give --evaluate to score --predictions_file, or --do_train, --do_predict or --do_eval to "
+    "train a model, answer with it, or score its answers"
+)
+_FILES = {
+    "train_file": (["do_train"], "Give SQuAD's JSON with answers."),
+    "predict_file": (["do_predict", "do_eval"], "Give SQuAD's JSON."),
+}
 RULES = (
     contradiction(_OF_EVALUATE, lambda args: True, "only with --evaluate."),
     idle(["verbose_logging"], lambda args: not args.do_train, "without --do_train."),
@@ -108,21 +116,7 @@ def check(args: Squad) -> Squad:
     """
     if args.evaluate:
         return apply(args, RULES_OF_EVALUATE)
-    work = (
-        "give --evaluate to score --predictions_file, or --do_train, --do_predict or --do_eval to "
-        "train a model, answer with it, or score its answers"
-    )
-    fine_tuning_settings.check_required(args, work)
-    args = apply(args, RULES)
-    args.optimizer()  # checks it
-    if args.do_train and not args.train_file:
-        raise ValueError(
-            "--train_file is required with --do_train. Give SQuAD's JSON with answers."
-        )
-    if (args.do_predict or args.do_eval) and not args.predict_file:
-        flag = "--do_predict" if args.do_predict else "--do_eval"
-        raise ValueError(f"--predict_file is required with {flag}. Give SQuAD's JSON.")
-    return args
+    return fine_tuning_settings.check(args, RULES, _FILES, _CHOICES)
 
 
 def main(args: Squad) -> int:

@@ -12,7 +12,7 @@ import functools
 import os
 
 from official_bert.commands import commands, fine_tuning, fine_tuning_settings
-from official_bert.commands.arguments import apply, idle
+from official_bert.commands.arguments import idle
 from official_bert.commands.fine_tuning_settings import FineTuning
 from official_bert.system import local_paths
 from official_bert.system.settings import documented, setting
@@ -39,7 +39,11 @@ class Tag(FineTuning):
     do_predict: bool = setting("Tag --predict_file.", False)
 
 
-_FILES = {"train_file": "do_train", "dev_file": "do_eval", "predict_file": "do_predict"}
+_FILES = {
+    "train_file": (["do_train"], f"Give {_FILE}."),
+    "dev_file": (["do_eval"], f"Give {_FILE}."),
+    "predict_file": (["do_predict"], f"Give {_FILE}."),
+}
 RULES = (
     idle(["dev_file"], lambda args: not args.do_eval, "without --do_eval."),
     idle(["predict_file"], lambda args: not args.do_predict, "without --do_predict."),
@@ -47,24 +51,10 @@ RULES = (
 )
 
 
-def check(args: Tag) -> Tag:
-    """Refuses what cannot be meant, and warns of flags without effect; the settings without them.
-
-    Raises:
-        ValueError: naming the flag, the reason, and what to do.
-    """
-    fine_tuning_settings.check_required(args, "give --do_train, --do_eval or --do_predict")
-    args = apply(args, RULES)
-    args.optimizer()  # checks it
-    for name, flag in _FILES.items():
-        if getattr(args, flag) and not getattr(args, name):
-            raise ValueError(f"--{name} is required with --{flag}. Give {_FILE}.")
-    return args
-
-
 def main(args: Tag) -> int:
     """Fine-tunes, evaluates and tags; returns the exit code."""
-    args = fine_tuning.resolve_paths(check(args), (*_FILES,))
+    args = fine_tuning_settings.check(args, RULES, _FILES)
+    args = fine_tuning.resolve_paths(args, (*_FILES,))
     if args.predict_file:
         folders = [folder for _, folder in args.seeds_and_folders()]
         written = [tag_files.predictions_file(args.predict_file, folder) for folder in folders]

@@ -8,10 +8,10 @@ import gc
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from official_bert.commands import commands, machine
-from official_bert.commands.fine_tuning_settings import FineTuning
+from official_bert.commands.fine_tuning_settings import FineTuning, Settings
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Run, Stage
 from official_bert.system import local_paths, messages
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from official_bert.checkpoints.source import Head
     from official_bert.protocols import Engine, Task
 
-Settings = TypeVar("Settings", bound=FineTuning)
 _INSTEAD = ", or --init_checkpoint, whose folder has one"
 _PARTS = {"bert_config_file": "config_file", "vocab_file": "vocab_file"}  # of a `ModelFolder`
 RUN = "run.json"  # in the folder of each run

@@ -2,9 +2,11 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from official_bert.commands import machine, training_settings
-from official_bert.commands.arguments import contradiction, idle
+from official_bert.commands.arguments import Rule, apply, contradiction, idle
 from official_bert.stages import LoopOptions, Optimizer, Run
 from official_bert.system.settings import documented, like, names_like, setting
 
@@ -81,6 +83,8 @@ class FineTuning(training_settings.Training, training_settings.Casing, machine.M
         return [(seed, os.path.join(self.output_dir, f"seed_{seed}")) for seed in seeds]
 
 
+Settings = TypeVar("Settings", bound=FineTuning)
+
 # Only training reads these.
 _OF_TRAINING = (
     "train_file",
@@ -137,10 +141,17 @@ RULES = (
 )
 
 
-def check_required(args: FineTuning, work: str) -> None:
-    """Refuses a call without a required flag.
+def check(
+    args: Settings,
+    rules: Iterable[Rule],
+    files: Mapping[str, tuple[Sequence[str], str]],
+    work: str = "give --do_train, --do_eval or --do_predict",
+) -> Settings:
+    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
 
     Args:
+        rules: The command's.
+        files: {flag: (the flags that it is required with, what to do)}.
         work: The command's choices, for the error if none is given.
 
     Raises:
@@ -150,3 +161,10 @@ def check_required(args: FineTuning, work: str) -> None:
         raise ValueError(f"nothing to do: {work}.")
     if not args.output_dir:
         raise ValueError("--output_dir is required.")
+    args = apply(args, rules)
+    args.optimizer()  # checks it
+    for name, (flags, remedy) in files.items():
+        given = [flag for flag in flags if getattr(args, flag)]
+        if given and not getattr(args, name):
+            raise ValueError(f"--{name} is required with --{given[0]}. {remedy}")
+    return args
