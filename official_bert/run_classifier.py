@@ -271,9 +271,9 @@ def _use(args, sets, engine, model, folder):
         outputs = outputs_of(arrays, args.predict_batch_size, examples.path)
         if engine.is_chief:
             path = os.path.join(folder, unlabelled.predictions)  # in the leaderboard's form
-            texts = task.labels.decode(task.predictions(outputs))
+            texts = task.labels.decode(task.target.predictions(outputs))
             glue.write_submission(path, examples.index, texts)
-            rows = ("\t".join(map(str, row)) for row in task.probabilities(outputs).tolist())
+            rows = ("\t".join(map(str, row)) for row in task.target.probabilities(outputs).tolist())
             results = os.path.join(folder, f"{name}_results.tsv")  # as the official script's
             write_text(results, "".join(f"{row}\n" for row in rows))
             print(f"predicted {len(examples):,} examples: {path}, {results}")

@@ -184,7 +184,7 @@ class RecordFiles:
     def _read(self, file: int, offset: int, size: int) -> bytes:
         if file in self._unpacked:
             return os.pread(self._unpacked[file].fileno(), size, offset)
-        with _open(self.paths[file]) as opened:
+        with as_path(self.paths[file]).open("rb") as opened:
             opened.seek(offset)
             data = opened.read(size)
         if not self._packed[file]:
@@ -207,7 +207,7 @@ class RecordFiles:
         if made is None:
             return self._scanned_blocks(number, path)
         entry = next(e for e in made["shards"] if e["file"] == os.path.basename(path))
-        size = _size(path)
+        size = as_path(path).stat().st_size
         if size != entry["bytes"]:
             wrong = "truncated" if size < entry["bytes"] else "a different file"
             raise ValueError(
@@ -219,7 +219,7 @@ class RecordFiles:
         return _blocks(number, cuts, entry["records"], made["records_per_block"])
 
     def _scanned_blocks(self, number: int, path: str) -> list[Block]:
-        with _open(path) as file:
+        with as_path(path).open("rb") as file:
             start = file.read(HEADER_BYTES)
             is_whole = len(start) == HEADER_BYTES
             if start[:2] == b"\x1f\x8b" and is_whole and not payload_length(start):
@@ -267,7 +267,7 @@ class _Manifests:
             inside = os.path.join(glob.escape(folder), "*")
             self.unfinished.update(_glob(f"{inside}{manifest.BUILDING}"))
             for found in _glob(f"{inside}{manifest.ENDING}"):
-                with _open(found) as file:
+                with as_path(found).open("rb") as file:
                     made = manifest.parse(found, file.read())
                 self.all[found] = made
                 for entry in made["shards"]:
@@ -358,7 +358,7 @@ def _unpack(path: str):
     with contextlib.ExitStack() as stack:
         copy = stack.enter_context(tempfile.TemporaryFile())
         try:
-            with _open(path) as file, gzip.open(file, "rb") as packed:
+            with as_path(path).open("rb") as file, gzip.open(file, "rb") as packed:
                 shutil.copyfileobj(packed, copy, 1 << 20)
             copy.flush()
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -374,14 +374,3 @@ def _glob(pattern: str) -> list[str]:
         return local_paths.matches(pattern)
     with remote_files(pattern) as gfile:
         return gfile.glob(str(as_path(pattern)))
-
-
-def _open(path: str):
-    return as_path(path).open("rb")
-
-
-def _size(path: str) -> int:
-    if not is_remote(path):
-        return os.path.getsize(path)
-    with remote_files(path) as gfile:
-        return gfile.stat(path).length

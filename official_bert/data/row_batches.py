@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -126,13 +126,6 @@ class Arrays:
     def fingerprint(self) -> str:
         """A digest that detects other arrays."""
         return fingerprint(self._arrays)
-
-
-class ArrayBatches(RowBatches):
-    """The `RowBatches` of `Arrays`; arguments and errors as theirs."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], batch_size: int, **settings: Any):
-        super().__init__(Arrays(arrays), batch_size, **settings)
 
 
 def fingerprint(arrays: Mapping[str, np.ndarray]) -> str:

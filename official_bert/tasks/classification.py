@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
-from official_bert.data.row_batches import ArrayBatches
+from official_bert.data.row_batches import Arrays, RowBatches
 from official_bert.data.tokenization import Casing
 from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
@@ -135,8 +135,8 @@ class Classification(Task):
         seed: int,
         shard: tuple[int, int],
         held_out: bool = False,
-    ) -> ArrayBatches:
-        """An `ArrayBatches` of the labelled examples in tables; read once by a process.
+    ) -> RowBatches:
+        """The `RowBatches` of the labelled examples in tables; read once by a process.
 
         Those for training have `loss_weights`, the weights of their classes, if there are some.
         """
@@ -147,7 +147,8 @@ class Classification(Task):
         if self.class_weights is not None and not held_out:
             weights = np.array(self.class_weights, np.float32)[arrays["labels"]]
             arrays = arrays | {"loss_weights": weights}
-        return ArrayBatches(arrays, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+        rows = Arrays(arrays)
+        return RowBatches(rows, batch_size, seed=seed, shard=shard, shuffle=not held_out)
 
     def labelled_arrays(
         self, file: str, max_seq_length: int, config: BertConfig
@@ -233,16 +234,6 @@ class Classification(Task):
         """Held-out metrics as one line of text."""
         return self.target.line(metrics)
 
-    # Predictions
-
-    def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        """Class numbers or numbers, (N,), or logits of labels, (N, K), as the labels decode."""
-        return self.target.predictions(outputs)
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Probabilities of the classes or labels, or the numbers: (N, K) float64."""
-        return self.target.probabilities(outputs)
-
     def scores(
         self, names: Iterable[str], outputs: np.ndarray, arrays: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
@@ -258,7 +249,7 @@ class Classification(Task):
         held_out = self.held_out_metrics(
             np.array([float(sums[name]) for name in self.sums]), self.baseline_counts(batch, None)
         )
-        found = metrics.compute(names, self.predictions(outputs), arrays["labels"])
+        found = metrics.compute(names, self.target.predictions(outputs), arrays["labels"])
         return found | held_out
 
 

@@ -54,7 +54,8 @@ def make_features(
         )
     encode = tokenization.SentenceEncoder(tokenizer)
     ids = tokenizer.get_vocab()
-    special = ids[tokenization.CLS], ids[tokenization.SEP]
+    cls, sep = ids[tokenization.CLS], ids[tokenization.SEP]
+    places = np.arange(max_seq_length)
     shape = len(sentences1), max_seq_length
     features = {
         name: np.zeros(shape, np.int32) for name in ("input_ids", "input_mask", "segment_ids")
@@ -62,8 +63,23 @@ def make_features(
     for start in range(0, len(sentences1), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         pieces1 = encode(sentences1[rows])
-        pieces2 = None if sentences2 is None else encode(sentences2[rows])
-        _fill({name: array[rows] for name, array in features.items()}, pieces1, pieces2, special)
+        lengths1 = np.fromiter(map(len, pieces1), np.int64, len(pieces1))
+        if sentences2 is None:
+            first = np.minimum(lengths1, max_seq_length - 2)
+            total = first + 2
+            made = ([cls, *a[:m], sep] for a, m in zip(pieces1, first.tolist()))
+        else:
+            pieces2 = encode(sentences2[rows])
+            lengths2 = np.fromiter(map(len, pieces2), np.int64, len(pieces2))
+            first, second = kept_lengths(lengths1, lengths2, max_seq_length - 3)
+            total = first + second + 3
+            kept = zip(pieces1, first.tolist(), pieces2, second.tolist())
+            made = ([cls, *a[:m], sep, *b[:n], sep] for a, m, b, n in kept)
+        is_used = places < total[:, None]
+        pieces = np.fromiter(chain.from_iterable(made), np.int32, int(total.sum()))
+        features["input_ids"][rows][is_used] = pieces
+        features["input_mask"][rows] = is_used
+        features["segment_ids"][rows] = is_used & (places >= first[:, None] + 2)
     return features
 
 
@@ -83,30 +99,3 @@ def kept_lengths(
     fits = lengths1 + lengths2 <= room
     kept1 = np.minimum(lengths1, np.maximum((room + 1) // 2, room - lengths2))
     return np.where(fits, lengths1, kept1), np.where(fits, lengths2, room - kept1)
-
-
-def _fill(
-    features: dict[str, np.ndarray],
-    pieces1: list[list[int]],
-    pieces2: list[list[int]] | None,
-    special: tuple[int, int],
-) -> None:
-    """Writes some rows of the arrays in place."""
-    (cls, sep), length = special, features["input_ids"].shape[1]
-    lengths1 = np.fromiter(map(len, pieces1), np.int64, len(pieces1))
-    if pieces2 is None:
-        first = np.minimum(lengths1, length - 2)
-        total = first + 2
-        rows = ([cls, *a[:m], sep] for a, m in zip(pieces1, first.tolist()))
-    else:
-        lengths2 = np.fromiter(map(len, pieces2), np.int64, len(pieces2))
-        first, second = kept_lengths(lengths1, lengths2, length - 3)
-        total = first + second + 3
-        kept = zip(pieces1, first.tolist(), pieces2, second.tolist())
-        rows = ([cls, *a[:m], sep, *b[:n], sep] for a, m, b, n in kept)
-    places = np.arange(length)
-    is_used = places < total[:, None]
-    pieces = chain.from_iterable(rows)
-    features["input_ids"][is_used] = np.fromiter(pieces, np.int32, int(total.sum()))
-    features["input_mask"][:] = is_used
-    features["segment_ids"][:] = is_used & (places >= first[:, None] + 2)

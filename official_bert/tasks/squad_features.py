@@ -101,15 +101,6 @@ class Features:
         questions = self.question_of[rows]
         return self.queries.bounds[questions + 1] - self.queries.bounds[questions] + 2
 
-    def character_spans(self, row: int) -> np.ndarray:
-        """The characters of the context that each piece of a window covers.
-
-        Returns:
-            int32 of shape (pieces of the window, 2): the first character and one past the last.
-            Piece n is at position `context_position(row) + n` of the row.
-        """
-        return self.contexts.spans[slice(*self._pieces(row))]
-
     def characters(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The characters of the context that spans of word pieces cover.
 

@@ -147,8 +147,8 @@ def test_a_fine_tuned_run_predicts_what_its_task_does(small_sentences, tmp_path,
         assert [p.number for p in found] == pytest.approx(wanted, abs=1e-5)
     else:
         probabilities = [list(prediction.probabilities.values()) for prediction in found]
-        np.testing.assert_allclose(probabilities, task.probabilities(outputs), atol=1e-5)
-        assert [p.label for p in found] == task.labels.decode(task.predictions(outputs))
+        np.testing.assert_allclose(probabilities, task.target.probabilities(outputs), atol=1e-5)
+        assert [p.label for p in found] == task.labels.decode(task.target.predictions(outputs))
 
 
 def test_the_weights_alone_of_a_run_know_its_settings_too(small_sentences, tmp_path):

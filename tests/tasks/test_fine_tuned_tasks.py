@@ -19,7 +19,7 @@ from small_runs import QUIET, final_tensors, log_lines, train, without_dropout
 from small_squad import qa, write_squad
 from two_replicas import two_replicas
 
-from official_bert.data.row_batches import ArrayBatches, Arrays, RowBatches
+from official_bert.data.row_batches import Arrays, RowBatches
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.fine_tuning import BertClassifier, BertQuestionAnswering, BertTagger
@@ -361,9 +361,9 @@ def test_windows_come_in_the_order_of_arrays(small_questions):
     """The order is that of every fine-tuning task, whatever form the examples are kept in."""
     task, config = questions.make_task(small_questions), small_questions.config
     features = task.labelled_features([small_questions.train], config)
-    arrays = features.batch(range(len(features)))
+    arrays = Arrays(features.batch(range(len(features))))
     for settings in {"seed": 5, "shard": (1, 2)}, {"shuffle": False}:
-        kept, whole = RowBatches(features, 4, **settings), ArrayBatches(arrays, 4, **settings)
+        kept, whole = (RowBatches(rows, 4, **settings) for rows in (features, arrays))
         assert kept.element_spec == whole.element_spec
         for step in 0, 3, whole.num_batches - 1:
             ours, theirs = kept[step], whole[step]

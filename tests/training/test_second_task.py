@@ -12,7 +12,7 @@ from small_runs import QUIET, assert_resumes_exactly, log_lines, train
 from two_replicas import two_replicas
 
 from official_bert.data import tokenization
-from official_bert.data.row_batches import ArrayBatches
+from official_bert.data.row_batches import Arrays, RowBatches
 from official_bert.demonstration import stdlib_text
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Dense, LayerFactory
@@ -61,7 +61,8 @@ class Sentences(Task):
             row[: len(pieces)] = pieces
         arrays = {"input_ids": ids, "input_mask": (ids > 0).astype(np.int32)}
         arrays |= {"segment_ids": 0 * ids, "labels": np.array([int(n) for n, _ in lines], np.int32)}
-        return ArrayBatches(arrays, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+        rows = Arrays(arrays)
+        return RowBatches(rows, batch_size, seed=seed, shard=shard, shuffle=not held_out)
 
     def batch_sums(self, scores, batch):
         weights, labels = batch["example_weights"], batch["labels"]
