@@ -130,7 +130,7 @@ def sentences(source, folder, megabytes):
 
     path, size = os.path.join(folder, f"sentences_{megabytes}.txt"), 0
     with open(path, "w", encoding="utf-8") as file:
-        for document in corpus.documents([source]):
+        for document in corpus.Corpus([source]).documents():
             for sentence in ["", *corpus.sentences(document)]:
                 size += len(f"{sentence}\n".encode())
                 if size > megabytes * 1e6:

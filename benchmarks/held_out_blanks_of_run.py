@@ -29,7 +29,7 @@ flags.DEFINE_integer("counted", 250, "Number of blanks for the count of right gu
 def main(_):
     with tempfile.TemporaryDirectory() as folder:
         lines = pathlib.Path(folder, "lines.txt")
-        documents = corpus.documents([FLAGS.text], "auto")
+        documents = corpus.Corpus([FLAGS.text], "auto").documents()
         lines.write_text("\n\n".join("\n".join(corpus.sentences(d)) for d in documents) + "\n")
         shown, counted = (
             held_out_blanks.choose(str(lines), FLAGS.vocab_file, count)

@@ -56,7 +56,7 @@ def compare(path: str, vocab_file: str, lower: bool, part: int) -> tuple[int, li
         return [vocabulary[p] for p in google_reference.tokenize(word, vocabulary, lower)]
 
     total, different = 0, []
-    for number, document in enumerate(corpus.documents([path])):
+    for number, document in enumerate(corpus.Corpus([path]).documents()):
         if number % PARTS != part:
             continue
         sentences = corpus.sentences(document)

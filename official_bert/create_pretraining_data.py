@@ -143,7 +143,7 @@ def create_pretraining_data(
 
     Args:
         input_file: Files, globs or folders; a list, or one string with commas. See
-            `corpus.documents` for the formats.
+            `corpus.Corpus` for the formats.
         output_file: One path (with `num_shards` above 1 it gets `-00000-of-00010`), or the paths of
             all shards.
         vocab_file: The WordPiece vocabulary: a `vocab.txt` or `tokenizer.json`.

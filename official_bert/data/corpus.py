@@ -41,17 +41,22 @@ _SENTENCE_ENDS = re.compile("[.!?…‼⁇-⁉。．！？｡।॥؟۔։።၊�
 class BadLines:
     """Refuses lines that cannot be read, or, with `skip`, leaves them out and counts them.
 
+    Args:
+        skip: Whether to leave them out. False refuses them and names the flag that leaves them out;
+            None is for commands without it.
+
     Attributes:
         count: Lines left out so far.
     """
 
-    def __init__(self, skip: bool):
+    def __init__(self, skip: bool | None):
         self._skip, self._first = skip, ""
         self.count = 0
 
     def __call__(self, path: str, message: str) -> None:
         if not self._skip:
-            text_files.refuse(path, f"{message} Give --skip_bad_lines to leave such lines out.")
+            hint = "" if self._skip is None else " Give --skip_bad_lines to leave such lines out."
+            text_files.refuse(path, message + hint)
         self.count += 1
         self._first = self._first or f"{path}, {message}"
 
@@ -65,6 +70,25 @@ class BadLines:
 
 class Corpus:
     """The documents of some files, counted while they are read; see `documents`.
+
+    Args:
+        paths: The files.
+        form: Format of the text.
+            `sentences`: one sentence per line, a blank line between documents (the official one);
+            `paragraphs`: the same with one paragraph per line, split into sentences later;
+            `wikiextractor`: `<doc …>` … `</doc>`, one paragraph per line; the title is left out;
+            `jsonl`: one JSON object per line, with one paragraph per line of its `text_field`;
+            `csv`, `tsv`, `parquet`, `arrow`: tables; a row is a document, with one paragraph per
+            line of its column `text_field`, or per member of its list;
+            `auto`: the latter three by their first bytes, `csv` and `tsv` by their names; `jsonl`
+            where the name ends in `.jsonl`, `.json`, `.ndjson` (before any compression's ending) or
+            the text begins with `{"`, `wikiextractor` where it begins with `<doc `; markup is
+            refused; `sentences` otherwise.
+        text_field: The field or column with the text.
+        drop_duplicates: Leave out documents whose text came before.
+        whole: Do not cut long documents and lines.
+        skip_bad_lines: As of `BadLines`. Bad are lines that are not UTF-8 or not a JSON object with
+            text, and broken rows.
 
     Attributes:
         bad_lines: The `BadLines` so far.
@@ -86,25 +110,34 @@ class Corpus:
         text_field: str = "text",
         drop_duplicates: bool = False,
         whole: bool = False,
-        skip_bad_lines: bool = False,
+        skip_bad_lines: bool | None = False,
     ):
         self.paths, self.form, self.text_field = paths, form, text_field
-        self.skip_bad_lines, self.bad_lines = skip_bad_lines, BadLines(skip_bad_lines)
+        self.skip_bad_lines = skip_bad_lines
         self._drop_duplicates, self._whole = drop_duplicates, whole
         self._bytes = max(1, sum(as_path(path).stat().st_size for path in paths))
-        self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
-        self.share_read, self.null_rows, self.duplicate_bytes = 0.0, 0, 0
-        self.repeated = fit.RepeatedLines()
+        self._restart()
 
-    def documents(self) -> Iterator["Document"]:
-        """Iterates over the documents; the counts restart from 0."""
+    def _restart(self) -> None:
         self.count = self.duplicates = self.text_bytes = self.dropped_bytes = 0
         self.share_read, self.null_rows, self.duplicate_bytes = 0.0, 0, 0
         self.repeated = fit.RepeatedLines()
         self.bad_lines = BadLines(self.skip_bad_lines)
+
+    def documents(self) -> Iterator["Document"]:
+        """Iterates over the documents, in order, without empty ones; the counts restart from 0.
+
+        To bound the memory, a document longer than `BLOCK_BYTES` is cut into several at the end of
+        a line, a line longer than `text_files.LONGEST_LINE` into several lines, and a JSON object
+        of more than `text_files.LONGEST_OBJECT` is refused.
+
+        Raises:
+            ValueError: a file that is not text or not in its format, bytes that are not UTF-8, a
+                broken archive or JSON line; the message names file and line.
+        """
+        self._restart()
         seen = _Fingerprints()
-        reading = self.paths, self.form, self.text_field, self._advance, self._whole
-        for document in documents(*reading, self.bad_lines, self._skip_null):
+        for document in self._read():
             if not seen.add(int.from_bytes(digest(document)[:8])):
                 self.duplicates += not document.continues
                 self.duplicate_bytes += text_bytes(document)
@@ -116,6 +149,26 @@ class Corpus:
             self.count += not document.continues
             self.text_bytes += text_bytes(document)
             yield document
+
+    def _read(self) -> Iterator["Document"]:
+        whole, bad_line, field = self._whole, self.bad_lines, self.text_field
+        for path in self.paths:
+            chosen = format_detection.recognise(path, self.form)
+            found: Iterator[str | None]
+            if chosen in format_detection.TABLES:
+                cells = table_files.texts(path, chosen, field, self._advance, bad_line)
+                found = _paragraphs(cells, whole, self._skip_null)
+            else:
+                lines = text_files.lines(
+                    path, self._advance, whole=whole, objects=chosen == "jsonl", bad_line=bad_line
+                )
+                found = (line or None for line in lines)
+                if chosen == "wikiextractor":
+                    found = _wikiextractor(lines)
+                elif chosen == "jsonl":
+                    objects = _json_texts(path, lines, field, bad_line)
+                    found = _paragraphs(objects, whole, self._skip_null)
+            yield from _gathered(found, chosen != "sentences", math.inf if whole else BLOCK_BYTES)
 
     @functools.cached_property
     def estimated_bytes(self) -> float:
@@ -325,63 +378,6 @@ def _patterns(given: str | Iterable[str], flag: str) -> list[str]:
             f"{','.join(names)!r}. Is a shell variable empty?"
         )
     return list(map(str.strip, names))
-
-
-def documents(
-    paths: Iterable[str],
-    form: str = "auto",
-    text_field: str = "text",
-    advance: Callable[[int], None] = lambda _: None,
-    whole: bool = False,
-    bad_line: Callable[[str, str], object] = text_files.refuse,
-    skip_null: Callable[[], object] = lambda: None,
-) -> Iterator[Document]:
-    """The documents of the files in `paths`, in order, without empty ones.
-
-    To bound the memory, a document longer than `BLOCK_BYTES` is cut into several at the end of a
-    line, a line longer than `text_files.LONGEST_LINE` into several lines, and a JSON object of more
-    than `text_files.LONGEST_OBJECT` is refused.
-
-    Args:
-        form: Format of the text.
-            `sentences`: one sentence per line, a blank line between documents (the official one);
-            `paragraphs`: the same with one paragraph per line, split into sentences later;
-            `wikiextractor`: `<doc …>` … `</doc>`, one paragraph per line; the title is left out;
-            `jsonl`: one JSON object per line, with one paragraph per line of its `text_field`;
-            `csv`, `tsv`, `parquet`, `arrow`: tables; a row is a document, with one paragraph per
-            line of its column `text_field`, or per member of its list;
-            `auto`: the latter three by their first bytes, `csv` and `tsv` by their names; `jsonl`
-            where the name ends in `.jsonl`, `.json`, `.ndjson` (before any compression's ending) or
-            the text begins with `{"`, `wikiextractor` where it begins with `<doc `; markup is
-            refused; `sentences` otherwise.
-        advance: Called with the number of bytes read from the files since the last call (before
-            decompression).
-        whole: Do not cut long documents and lines.
-        bad_line: Called with the path and a message for a line that is not UTF-8 or not a JSON
-            object with text, or a broken row. If it returns, the line is left out.
-        skip_null: Called for each row or object whose text is null, which is left out.
-
-    Raises:
-        ValueError: a file that is not text or not in such a format, bytes that are not UTF-8, a
-            broken archive or JSON line; the message names file and line.
-    """
-    for path in paths:
-        chosen = format_detection.recognise(path, form)
-        found: Iterator[str | None]
-        if chosen in format_detection.TABLES:
-            cells = table_files.texts(path, chosen, text_field, advance, bad_line)
-            found = _paragraphs(cells, whole, skip_null)
-        else:
-            lines = text_files.lines(
-                path, advance, whole=whole, objects=chosen == "jsonl", bad_line=bad_line
-            )
-            found = (line or None for line in lines)
-            if chosen == "wikiextractor":
-                found = _wikiextractor(lines)
-            elif chosen == "jsonl":
-                objects = _json_texts(path, lines, text_field, bad_line)
-                found = _paragraphs(objects, whole, skip_null)
-        yield from _gathered(found, chosen != "sentences", math.inf if whole else BLOCK_BYTES)
 
 
 def sentences(document: Document, language: str = "en") -> list[str]:

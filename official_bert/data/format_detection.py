@@ -65,7 +65,7 @@ _TAG = re.compile(r"<[!?/a-z][^<>]*>$", re.I)
 
 
 def recognise(path: str, form: str = "auto") -> str:
-    """The format of a file, one of those in `corpus.documents`.
+    """The format of a file, one of those of `corpus.Corpus`.
 
     Args:
         form: The user's format, which is only checked, or `auto`.

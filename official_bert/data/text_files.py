@@ -84,7 +84,9 @@ def lines(
     LF or CR LF, or with CR in a file that has no LF in its first line or megabyte.
 
     Args:
-        advance, whole: As of `corpus.documents`.
+        advance: Called with the number of bytes read from the file since the last call (before
+            decompression).
+        whole: Do not cut long lines.
         objects: A line is a JSON object: do not cut it, but refuse more than `LONGEST_OBJECT`.
         bad_line: Called with the path and a message for a line that is not UTF-8. If it returns,
             the line is left out, or with `objects` replaced by an empty one, to keep the numbers.
@@ -124,7 +126,7 @@ def numbered_lines(
     Only LF ends a line: a CR or U+2028 within a line is text. A byte-order mark is left out.
 
     Args:
-        advance: As of `corpus.documents`.
+        advance: As of `lines`.
         longest: The most bytes of a line; None: any number.
         errors: As of `bytes.decode`; by default bytes that are not UTF-8 are refused.
 

@@ -54,7 +54,7 @@ def save_dataset(folder, table, files=2):
 
 
 def lines_of(pattern, **options):
-    found = corpus.documents(corpus.find_files(str(pattern)), **options)
+    found = corpus.Corpus(corpus.find_files(str(pattern)), **options).documents()
     return [document.lines for document in found]
 
 
@@ -377,7 +377,7 @@ def test_the_same_records_come_of_every_format_with_any_number_of_workers(
 MEMORY = """
 import re, sys
 from official_bert.data import corpus
-size = sum(len(line) for d in corpus.documents(sys.argv[1:]) for line in d.lines)
+size = sum(len(line) for d in corpus.Corpus(sys.argv[1:]).documents() for line in d.lines)
 print(size, re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
 """
 

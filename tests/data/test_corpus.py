@@ -34,7 +34,7 @@ def text_of(form: str) -> str:
 
 
 def lines_of(paths, **options):
-    return [document.lines for document in corpus.documents(map(str, paths), **options)]
+    return [document.lines for document in corpus.Corpus([*map(str, paths)], **options).documents()]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def lines_of(paths, **options):
 def test_forms_and_compressions_are_found_out(tmp_path, name, form, ending, compress):
     path = tmp_path / (name + ending)
     path.write_bytes(compress(text_of(form).encode()))
-    found = list(corpus.documents([str(path)]))
+    found = list(corpus.Corpus([str(path)]).documents())
     assert [document.lines for document in found] == DOCUMENTS
     assert all(document.split == (form != "sentences") for document in found)
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_named_with_its_line(tmp_path, name, content, mes
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
-        list(corpus.documents([str(path)]))
+        list(corpus.Corpus([str(path)]).documents())
     assert ("--text_field" in str(error.value)) == bool(re.search("txt'|got int", message))
 
 
@@ -196,7 +196,7 @@ def test_an_archive_damaged_anywhere_is_refused_as_damaged(tmp_path, ending, for
         with pytest.raises(
             ValueError, match=r"cannot be read .* damaged or truncated|; got (text|a|an) .*"
         ):
-            list(corpus.documents([str(path)], form))
+            list(corpus.Corpus([str(path)], form).documents())
 
 
 def test_zeros_of_a_damaged_archive_are_not_taken_for_another_kind_of_file(tmp_path):
@@ -204,7 +204,7 @@ def test_zeros_of_a_damaged_archive_are_not_taken_for_another_kind_of_file(tmp_p
     packed[-8:-4] = b"\0\0\0\0"  # the checksum
     (tmp_path / "a.txt.gz").write_bytes(packed)
     with pytest.raises(ValueError, match="the archive is damaged or truncated"):
-        list(corpus.documents([str(tmp_path / "a.txt.gz")]))
+        list(corpus.Corpus([str(tmp_path / "a.txt.gz")]).documents())
 
 
 def test_a_link_that_leads_nowhere_is_named_as_such(tmp_path):
@@ -289,11 +289,11 @@ def test_a_document_longer_than_a_block_is_cut_at_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "BLOCK_BYTES", 100)
     path = tmp_path / "a.txt"
     path.write_text("\n".join(["x" * 40] * 6) + "\n\n" + "y\n")
-    found = list(corpus.documents([str(path)]))
+    found = list(corpus.Corpus([str(path)]).documents())
     assert [len(document.lines) for document in found] == [2, 2, 2, 1]
     assert [document.continues for document in found] == [False, True, True, False]
     assert [len(block) for block in corpus.blocks(found, 100)] == [2, 2]
-    whole = list(corpus.documents([str(path)], whole=True))
+    whole = list(corpus.Corpus([str(path)], whole=True).documents())
     assert [len(document.lines) for document in whole] == [6, 1]
     source = corpus.Corpus([str(path)])
     assert len(list(source.documents())) == 4
@@ -305,7 +305,7 @@ def test_a_line_longer_than_a_megabyte_comes_in_pieces_that_lose_no_word(tmp_pat
     ideographs = "漢字かな交じり文" * 60_000  # 1.4 MB
     path = tmp_path / "a.txt"
     path.write_text(f"{words}\n\n{' ' * 3_000_000}{ideographs}\nThe last line.", encoding="utf-8")
-    found = list(corpus.documents([str(path)]))
+    found = list(corpus.Corpus([str(path)]).documents())
     assert [document.continues for document in found] == [False, True, False]
     assert " ".join(line for d in found[:2] for line in d.lines) == words
     assert "".join(found[2].lines[:-1]) == ideographs
@@ -323,12 +323,12 @@ def test_a_json_object_that_would_fill_the_memory_is_refused_by_its_line(tmp_pat
     fits = json.dumps({"text": "x" * (1_000_000 - len('{"text": ""}'))})
     path.write_text(f"{fits}\n{fits}")
     for whole in (False, True):
-        assert len(list(corpus.documents([str(path)], whole=whole))) == 2
+        assert len(list(corpus.Corpus([str(path)], whole=whole).documents())) == 2
         path.write_text(f"{fits}\n {fits}\n")
         with pytest.raises(
             ValueError, match=r"a.jsonl, line 2 must be a JSON object of at most 1 MB"
         ):
-            list(corpus.documents([str(path)], whole=whole))
+            list(corpus.Corpus([str(path)], whole=whole).documents())
         path.write_text(f"{fits}\n{fits}\n")
 
 
@@ -337,10 +337,10 @@ def test_a_long_line_in_a_json_object_comes_in_pieces_that_lose_no_word(tmp_path
     words = " ".join(f"{n} 中文" for n in range(1_000))
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": f"{words}\nThe end."}))
-    (cut,) = corpus.documents([str(path)])
+    (cut,) = corpus.Corpus([str(path)]).documents()
     assert max(len(line.encode()) for line in cut.lines) <= 1_000
     assert " ".join(cut.lines) == f"{words} The end."
-    (whole,) = corpus.documents([str(path)], whole=True)
+    (whole,) = corpus.Corpus([str(path)], whole=True).documents()
     assert whole.lines == [words, "The end."]
 
 
@@ -424,7 +424,7 @@ def test_a_named_column_of_csv_or_tsv_is_text_one_document_a_row(tmp_path):
     long = "A sentence. " * 20_000  # more than Python's csv takes by default
     (tmp_path / "a.csv").write_text(f'id,body\n1,"One, two.\n\nThree."\n2,\n3,{long}\n')
     (tmp_path / "a.tsv").write_text('id\tbody\n1\t"One, two.\n')
-    found = list(corpus.documents([str(tmp_path / "a.csv")], text_field="body"))
+    found = list(corpus.Corpus([str(tmp_path / "a.csv")], text_field="body").documents())
     assert [d.lines for d in found] == [["One, two.", "Three."], [long.strip()]]
     assert all(document.split for document in found)
     assert lines_of([tmp_path / "a.tsv"], text_field="body") == [['"One, two.']]
@@ -449,7 +449,7 @@ def test_a_row_of_csv_or_tsv_that_is_not_utf8_is_refused_or_left_out_alone(tmp_p
     Path(path).write_bytes(rows)
     message = r"line 3 must be UTF-8 in 'text'; got b'\\xe9'\. .*iconv.* Give --skip_bad_lines"
     with pytest.raises(ValueError, match=message):
-        list(corpus.documents([path], bad_line=corpus.BadLines(skip=False)))
+        list(corpus.Corpus([path]).documents())
     source = corpus.Corpus([path], skip_bad_lines=True)
     assert [document.lines for document in source.documents()] == [["Good."], ["é."]]
     assert source.bad_lines.count == 1

@@ -268,7 +268,7 @@ def test_paragraphs_that_fit_a_sequence_are_told_from_sentences_too(small_text, 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sentences_longer_than_a_short_sequence_are_no_paragraphs(small_text, tmp_path, dynamic):
-    documents = corpus.documents([small_text.path], "paragraphs")
+    documents = corpus.Corpus([small_text.path], "paragraphs").documents()
     text = "\n\n".join("\n".join(corpus.sentences(document)) for document in documents)
     lines = []
     options = {"dynamic_masking": dynamic, "report": lines.append, "allow_dropped_text": True}

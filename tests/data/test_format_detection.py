@@ -51,7 +51,7 @@ PAGE = '<doc id="1" url="u" title="T">\nT\n\nSome text.\n</doc>\n'
 def test_a_form_is_found_out_whatever_blank_stands_before_it(tmp_path, name, content, form):
     path = write(tmp_path, name, content)
     assert format_detection.recognise(path) == form
-    assert [document.lines for document in corpus.documents([path])] == [["Some text."]]
+    assert [document.lines for document in corpus.Corpus([path]).documents()] == [["Some text."]]
 
 
 def tar(text: bytes = b"Some text.\n" * 100) -> bytes:
@@ -114,7 +114,7 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
         ValueError,
         match=rf"{name} must be plain text.*; got {what}.*--input_format=sentences",
     ) as e:
-        list(corpus.documents([path]))
+        list(corpus.Corpus([path]).documents())
     assert "\n" not in str(e.value)
     assert format_detection.recognise(path, "sentences") == "sentences"
 
@@ -141,7 +141,7 @@ def test_what_is_no_plain_text_is_refused_by_name_with_what_to_do(tmp_path, name
 def test_binary_files_are_refused_by_name_in_whatever_form(tmp_path, name, content, what, form):
     path = write(tmp_path, name, content)
     with pytest.raises(ValueError, match=rf"{name} must be plain text.*; got {what}") as error:
-        list(corpus.documents([path], form))
+        list(corpus.Corpus([path], form).documents())
     assert "--input_format" not in str(error.value)
     assert "latin1" not in str(error.value)
 
@@ -170,7 +170,7 @@ def test_the_topics_of_the_language_reference_are_text(small_text):
 def test_a_form_that_the_user_names_is_held_against_the_file(tmp_path):
     path = write(tmp_path, "a.txt", "Some text.\n")
     with pytest.raises(ValueError, match="must begin with `<doc `, as WikiExtractor.*; got 'Some"):
-        list(corpus.documents([path], "wikiextractor"))
+        list(corpus.Corpus([path], "wikiextractor").documents())
     with pytest.raises(ValueError, match="input_format must be auto, .*; got 'xml'"):
         format_detection.recognise(path, "xml")
 

@@ -173,7 +173,7 @@ def test_counting_is_evaluated_at_the_positions_of_the_model(resumed, recipe):
 
 
 def test_whole_documents_are_held_out_and_always_the_same(text, tmp_path):
-    documents = list(corpus.documents([str(text / "topics.txt")], "paragraphs"))
+    documents = list(corpus.Corpus([str(text / "topics.txt")], "paragraphs").documents())
     splits = []
     for attempt in ("one", "two"):
         layout = demo_folder.DemoFolder(tmp_path / attempt)
