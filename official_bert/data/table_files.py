@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from official_bert.data import arrow_files, text_files
 from official_bert.data.arrow_files import UnfitColumn
@@ -87,7 +87,7 @@ def require_column(path: str, form: str, name: str) -> None:
     """Refuses a table without a column of text of this name, naming the columns that it has.
 
     Raises:
-        ValueError: as `rows` and `texts`.
+        ValueError: as `read_columns` and `texts`.
     """
     if form in arrow_files.FORMS:
         arrow_files.require_columns(path, form, [name])
@@ -146,46 +146,71 @@ def texts(
         )
 
 
-def rows(
+class Table(NamedTuple):
+    """Some columns of a file: cells by the name of the column, and the lines, from 1."""
+
+    columns: dict[str, list[str]]
+    lines: list[int]  # on which each row begins
+    skipped: list[int]  # of the rows that were left out
+
+
+def read_columns(
     path: str,
     names: Sequence[str],
-    header: Sequence[str] | None,
-    broken: Callable[[int, str], object],
+    *,
     lists: Sequence[str] = (),
     remedies: Mapping[str, str] | None = None,
-) -> _Rows:
-    """The cells of some columns as text, with the line or row on which each begins, from 1.
+    header: Sequence[str] | None = None,
+    skip_broken: bool = False,
+) -> Table:
+    """Reads some columns of a table as text; its format is given by the ending of its name.
+
+    Empty lines are left out. Only in a table of one column are they rows, with an empty cell,
+    unless they are the last lines.
 
     Args:
-        path: A file whose name tells its format, or a folder as in `files_in`.
-        names: The columns.
-        header: The names of all columns of a TSV or CSV file without a line of names.
-        broken: Called with the line and a message for a row of TSV or CSV with too few or too many
-            cells. If it returns, the row is left out.
-        lists: Columns of JSON lines, Parquet and Arrow that may hold lists of texts and numbers,
+        path: A `.tsv`, `.csv` or `.jsonl` file in UTF-8, compressed or not; a `.parquet` or
+            `.arrow` file; or a folder of Parquet files or of a dataset (`files_in`).
+        names: The names of the columns to read.
+        lists: Those of JSON lines, Parquet and Arrow that may hold lists of texts and numbers,
             which become JSON.
-        remedies: By column, what to do about another value, for the message.
+        remedies: By column, what to do about a value that is no text or number, for the message.
+        header: The names of all columns of a TSV or CSV file that has no line with names.
+        skip_broken: Leave out rows with too few or too many columns instead of refusing them.
 
     Raises:
-        ValueError: the file cannot be read, lacks a column, or has another value than a text or a
-            number in one. The message names the file, the line and what to do.
+        ValueError: the file is missing, unreadable or without a row, lacks a column or has it
+            twice, or a row is broken. The message names the file, the line and what to do.
+
+    Examples:
+        >>> read_columns("reviews.csv", ["text", "stars"]).columns["stars"]
+        ['5', '1', '4']
     """
+    form = None if os.path.isdir(path) else format_of(path)  # before a file is missed
+    if not os.path.exists(path):
+        raise ValueError(f"{path} must be an existing file. Check the path.")
     remedies = dict.fromkeys(names, REMEDY) | dict(remedies or {})
-    if os.path.isdir(path):
-        first = 0
-        for file in files_in(path):
-            number = 0
-            for number, row in _arrow_rows(file, names, lists, remedies):
-                yield first + number, row
-            first += number
-        return
-    form = format_of(path)
-    if form in arrow_files.FORMS:
-        yield from _arrow_rows(path, names, lists, remedies)
+    rows: list[tuple[int, Sequence[str]]] = []
+    skipped: list[int] = []
+
+    def broken(line: int, message: str) -> None:
+        if not skip_broken:
+            raise ValueError(f"{path}, line {line} {message}")
+        skipped.append(line)
+
+    if form in ("tsv", "csv"):
+        rows += cells(path, form, names, header, broken)
     elif form == "jsonl":
-        yield from _fields(path, names, lists, remedies)
+        rows += _fields(path, names, lists, remedies)
     else:
-        yield from cells(path, form, names, header, broken)
+        for file in [path] if form else files_in(path):
+            first = rows[-1][0] if rows else 0
+            found = _arrow_rows(file, names, lists, remedies)
+            rows += [(first + number, row) for number, row in found]
+    if not rows:
+        raise ValueError(f"{path} must have at least one row; got none.")
+    lines, columns = zip(*rows)
+    return Table(dict(zip(names, map(list, zip(*columns)))), list(lines), skipped)
 
 
 def _arrow_rows(
@@ -216,7 +241,9 @@ def cells(
     """The cells of the columns `names` of TSV or CSV.
 
     Args:
-        broken: As of `rows`.
+        header: The names of all columns of a file without a line of names.
+        broken: Called with the line and a message for a row with too few or too many cells. If it
+            returns, the row is left out.
         reading: Further arguments of the reader: `advance`, `longest`, `errors`.
     """
     rows = _split(path, form, **reading)

@@ -163,7 +163,7 @@ def read(one: GlueTask, data_dir: str, split: str) -> Examples:
     """Reads one set of a task: `train`, or one of `dev_splits` or `test_splits`.
 
     Raises:
-        ValueError: there is no such file, or it is broken (`tables.read_columns`).
+        ValueError: there is no such file, or it is broken (`table_files.read_columns`).
     """
     is_test = split in one.test_splits
     columns = one.columns if is_test else dataclasses.replace(one.columns, index=None)

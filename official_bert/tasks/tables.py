@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import os
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from official_bert.data import table_files
 
@@ -67,14 +65,6 @@ class Examples:
         return len(self.sentences1)
 
 
-class Table(NamedTuple):
-    """Some columns of a file: cells by the name of the column, and the lines, from 1."""
-
-    columns: dict[str, list[str]]
-    lines: list[int]  # on which each row begins
-    skipped: list[int]  # of the rows that were left out
-
-
 def read(
     path: str,
     columns: Columns,
@@ -87,20 +77,20 @@ def read(
     """Reads a table of examples.
 
     Args:
-        path, header, skip_broken: As of `read_columns`.
+        path, header, skip_broken: As of `table_files.read_columns`.
         columns: The names of its columns.
         labelled: False leaves the labels unread, as for a test set without labels.
         label_lists: The column of labels may hold lists, which are returned as JSON.
 
     Raises:
-        ValueError: as `read_columns`.
+        ValueError: as `table_files.read_columns`.
     """
     label = columns.label if labelled else None
     wanted = [columns.sentence1, columns.sentence2, label, columns.index]
     names = [name for name in wanted if name is not None]
     lists = [columns.label] if label_lists else []
     remedies = {columns.label: _OF_LISTS if label_lists else _OF_LABELS}
-    table = read_columns(
+    table = table_files.read_columns(
         path, names, lists=lists, remedies=remedies, header=header, skip_broken=skip_broken
     )
     _report_skipped(path, len(table.lines), tuple(table.skipped))
@@ -119,52 +109,3 @@ def _report_skipped(path: str, rows: int, skipped: tuple[int, ...]) -> None:
             f"{path}: left out {len(skipped):,} of {rows + len(skipped):,} rows, because they have "
             f"more or fewer columns than the header (lines {first})"
         )
-
-
-def read_columns(
-    path: str,
-    names: Sequence[str],
-    *,
-    lists: Sequence[str] = (),
-    remedies: Mapping[str, str] | None = None,
-    header: Sequence[str] | None = None,
-    skip_broken: bool = False,
-) -> Table:
-    """Reads some columns of a table, whose format is given by the ending of its name.
-
-    Empty lines are left out. Only in a table of one column are they rows, with an empty cell,
-    unless they are the last lines.
-
-    Args:
-        path: A `.tsv`, `.csv` or `.jsonl` file in UTF-8, compressed or not; a `.parquet` or
-            `.arrow` file; or a folder of Parquet files or of a dataset (`table_files.files_in`).
-        names: The names of the columns to read.
-        lists: Those of them that may hold lists, as of `table_files.rows`.
-        remedies: As of `table_files.rows`.
-        header: The names of all columns of a file that has no line with names.
-        skip_broken: Leave out rows with too few or too many columns instead of refusing them.
-
-    Raises:
-        ValueError: the file is missing, unreadable or without a row, lacks a column or has it
-            twice, or a row is broken. The message names the file, the line and what to do.
-
-    Examples:
-        >>> read_columns("reviews.csv", ["text", "stars"]).columns["stars"]
-        ['5', '1', '4']
-    """
-    if not os.path.isdir(path):
-        table_files.format_of(path)  # before a file is missed that could not be read
-    if not os.path.exists(path):
-        raise ValueError(f"{path} must be an existing file. Check the path.")
-    skipped: list[int] = []
-
-    def broken(line: int, message: str) -> None:
-        if not skip_broken:
-            raise ValueError(f"{path}, line {line} {message}")
-        skipped.append(line)
-
-    rows = list(table_files.rows(path, names, header, broken, lists, remedies))
-    if not rows:
-        raise ValueError(f"{path} must have at least one row; got none.")
-    lines, cells = zip(*rows)
-    return Table(dict(zip(names, map(list, zip(*cells)))), list(lines), skipped)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import arrow_files, corpus
+from official_bert.data import arrow_files, corpus, table_files
 from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 from official_bert.tasks import tables
@@ -267,9 +267,9 @@ def test_a_table_of_examples_may_be_parquet_or_a_dataset_with_class_labels(tmp_p
     (tmp_path / "folder/._0.parquet").write_bytes(b"of a Mac")  # hidden: not a table
     expected = {"text": ["A.", "B."], "label": ["bad", "good"], "score": ["0.5", "2.0"]}
     for name in "a.parquet", "saved":
-        found = tables.read_columns(str(tmp_path / name), [*columns])
+        found = table_files.read_columns(str(tmp_path / name), [*columns])
         assert (found.columns, found.lines) == (expected, [1, 2])
-    found = tables.read_columns(str(tmp_path / "folder"), ["text"])
+    found = table_files.read_columns(str(tmp_path / "folder"), ["text"])
     assert (found.columns["text"], found.lines) == (["A.", "B."] * 2, [1, 2, 3, 4])
 
 
@@ -280,13 +280,13 @@ def test_lists_of_class_labels_are_their_names(tmp_path, kind):
     columns = {"labels": [[1, 0], [], [0]], "plain": [["x"], ["y", "z"], []]}
     table = pa.table(columns).replace_schema_metadata({"huggingface": json.dumps(noted)})
     save_dataset(tmp_path / "saved", table)
-    found = tables.read_columns(str(tmp_path / "saved"), [*columns], lists=[*columns]).columns
+    found = table_files.read_columns(str(tmp_path / "saved"), [*columns], lists=[*columns]).columns
     assert [*map(json.loads, found["labels"])] == [["anger", "joy"], [], ["joy"]]
     assert [*map(json.loads, found["plain"])] == columns["plain"]
     for column in [[1], None], [[1], [None]]:
         path = write(tmp_path / "null.parquet", pa.table({"labels": column}))
         with pytest.raises(ValueError, match="row 2 must have text in 'labels'; got null"):
-            tables.read_columns(path, ["labels"], lists=["labels"])
+            table_files.read_columns(path, ["labels"], lists=["labels"])
 
 
 def test_lists_and_nulls_as_labels_are_refused_with_what_to_do(tmp_path):
@@ -312,17 +312,17 @@ def test_lists_and_nulls_as_labels_are_refused_with_what_to_do(tmp_path):
 def test_a_cell_that_is_no_text_of_an_example_is_refused(tmp_path, column, message):
     path = write(tmp_path / "a.parquet", pa.table({"text": column}))
     with pytest.raises(ValueError, match=message):
-        tables.read_columns(path, ["text"])
+        table_files.read_columns(path, ["text"])
 
 
 def test_a_folder_that_is_not_one_table_is_refused(tmp_path):
     save_dataset(tmp_path / "both/train", pa.table({"text": ["A."]}))
     (tmp_path / "both/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(ValueError, match=r"splits train, test\. Give .* such as .*both/train"):
-        tables.read_columns(str(tmp_path / "both"), ["text"])
+        table_files.read_columns(str(tmp_path / "both"), ["text"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must be a file, or a folder of Parquet .*with neither"):
-        tables.read_columns(str(tmp_path / "empty"), ["text"])
+        table_files.read_columns(str(tmp_path / "empty"), ["text"])
 
 
 def test_without_pyarrow_one_line_names_the_extra(tmp_path, monkeypatch):

@@ -9,7 +9,8 @@ import peers
 import pytest
 from small_text import SHARED
 
-from official_bert.tasks import glue, metrics, tables
+from official_bert.data import table_files
+from official_bert.tasks import glue, metrics
 from official_bert.tasks.labels import Classes, Numbers
 
 GLUE = SHARED / "glue"
@@ -179,7 +180,7 @@ def test_predictions_are_written_as_the_leaderboard_takes_them(tmp_path):
     assert path.read_bytes() == b"index\tprediction\n0\tnot_entailment\n1\tentailment\n"
     numbers = glue.task("STS-B").labels.decode(np.array([5.3, -0.2, 2.5]))
     glue.write_submission(str(path), ["0", "1", "2"], numbers)
-    assert tables.read_columns(str(path), ["prediction"]).columns["prediction"] == [
+    assert table_files.read_columns(str(path), ["prediction"]).columns["prediction"] == [
         "5.0",
         "0.0",
         "2.5",

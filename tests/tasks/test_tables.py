@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from official_bert.data import table_files
 from official_bert.tasks import tables
 
 # Characters at which `str.splitlines` would break a line that is none.
@@ -27,7 +28,7 @@ def write(tmp_path):
 
 
 def columns_of(path, *names, **options):
-    return list(tables.read_columns(path, names, **options).columns.values())
+    return list(table_files.read_columns(path, names, **options).columns.values())
 
 
 def test_a_quotation_mark_in_tsv_is_text_and_swallows_no_lines(write):
@@ -41,7 +42,7 @@ def test_quotation_marks_in_csv_enclose_commas_line_breaks_and_doubled_marks(wri
         ["x, y", "two\r\nlines\nmore", ""],
         ['He said "yes"', '5" pipe', ""],
     ]
-    assert tables.read_columns(path, ["a"]).lines == [2, 3, 6]
+    assert table_files.read_columns(path, ["a"]).lines == [2, 3, 6]
 
 
 cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -115,7 +116,7 @@ def test_blank_lines_are_no_rows(write):
 
 
 def test_in_a_single_column_a_blank_line_between_others_is_an_empty_sentence(write):
-    table = tables.read_columns(write("t.tsv", "a\n\nx\n\ny\n\n\n"), ["a"])
+    table = table_files.read_columns(write("t.tsv", "a\n\nx\n\ny\n\n\n"), ["a"])
     assert table.columns == {"a": ["", "x", "", "y"]}
     assert table.lines == [2, 3, 4, 5]
     assert columns_of(write("t.csv", 'a\nx\n""\n'), "a") == [["x", ""]]
@@ -134,12 +135,12 @@ def test_a_row_that_is_too_short_or_too_long_is_refused_with_its_line(write, end
         path = write(f"t.{ending}", "\n".join(map(separator.join, rows)))
         message = f"t.{ending}, line 3 must have 2 columns \\('a', 'b'\\); got {len(row)}"
         with pytest.raises(ValueError, match=message):
-            tables.read_columns(path, ["a"])
+            table_files.read_columns(path, ["a"])
 
 
 def test_broken_rows_can_be_skipped_and_are_told(write):
     path = write("t.tsv", "a\tb\nx\t1\nhalf a\n question\t1\t2\ny\t2\n")
-    table = tables.read_columns(path, ["a"], skip_broken=True)
+    table = table_files.read_columns(path, ["a"], skip_broken=True)
     assert table.columns["a"] == ["x", "y"]
     assert (table.lines, table.skipped) == ([2, 5], [3, 4])
 
@@ -178,12 +179,12 @@ def test_broken_rows_can_be_skipped_and_are_told(write):
 )
 def test_what_is_no_table_is_refused_with_file_line_and_reason(write, name, content, message):
     with pytest.raises(ValueError, match=message):
-        tables.read_columns(write(name, content), ["a"])
+        table_files.read_columns(write(name, content), ["a"])
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="none.tsv must be an existing file"):
-        tables.read_columns(str(tmp_path / "none.tsv"), ["a"])
+        table_files.read_columns(str(tmp_path / "none.tsv"), ["a"])
 
 
 def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
@@ -205,14 +206,14 @@ def test_examples_are_one_sentence_or_two_with_or_without_labels(write):
 def test_a_list_of_labels_is_returned_as_json(write):
     rows = ['{"a": ["x", "y|z", 3, true], "b": ""}', '{"a": [], "b": ""}', '{"a": "x|y", "b": ""}']
     path = write("t.jsonl", "\n".join(rows))
-    table = tables.read_columns(path, ["a"], lists=["a"]).columns["a"]
+    table = table_files.read_columns(path, ["a"], lists=["a"]).columns["a"]
     assert [*map(json.loads, table[:2]), table[2]] == [["x", "y|z", "3", "true"], [], "x|y"]
     with pytest.raises(ValueError, match="line 1: 'a' must be text; got"):
-        tables.read_columns(path, ["a"], lists=["b"])
+        table_files.read_columns(path, ["a"], lists=["b"])
     for cell in "[null]", '[["x"]]', "[NaN]", '["\\ud83d"]':
         path = write("t.jsonl", f'{{"a": {cell}}}\n')
         with pytest.raises(ValueError, match="line 1: an entry of 'a' must be"):
-            tables.read_columns(path, ["a"], lists=["a"])
+            table_files.read_columns(path, ["a"], lists=["a"])
 
 
 @pytest.mark.parametrize("cell", [None, ["x", None], [["x"]], {"x": 1}, [{"x": 1}]])
