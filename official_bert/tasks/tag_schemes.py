@@ -14,7 +14,7 @@ of `conlleval`.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 OUTSIDE = "O"
@@ -33,14 +33,6 @@ class Entity(NamedTuple):
 class _Tag(NamedTuple):
     prefix: str
     type: str
-
-
-class Scores(NamedTuple):
-    """Precision, recall and F1 of entities, 0 where they are undefined."""
-
-    precision: float
-    recall: float
-    f1: float
 
 
 # Tags → entities
@@ -192,42 +184,30 @@ def scores(
     """
     words = [pair for both in zip(true, predicted, strict=True) for pair in zip(*both, strict=True)]
     prefixed = scheme != "plain"
-    counts = _Counts(
-        *(_all(entities(tags, prefixed) for tags in side) for side in (true, predicted))
-    )
-    strict = _Counts(
-        *(_all(strict_entities(tags, scheme) for tags in side) for side in (true, predicted))
-    )
-    of_types = {type: counts.of(type) for type in counts.types()}
-    found = counts.of()._asdict()
-    found["f1_macro"] = sum(s.f1 for s in of_types.values()) / max(len(of_types), 1)
+    sides = [[entities(tags, prefixed) for tags in side] for side in (true, predicted)]
+    strict = [[strict_entities(tags, scheme) for tags in side] for side in (true, predicted)]
+    counts = _counts(*sides)
+    types = sorted({type for count in counts for type in count})
+    of_types = {type: _scores(*(count[type] for count in counts)) for type in types}
+    found = _scores(*(count.total() for count in counts))
+    found["f1_macro"] = sum(of_type["f1"] for of_type in of_types.values()) / max(len(types), 1)
     found["accuracy"] = sum(a == b for a, b in words) / max(len(words), 1)
-    found |= {f"strict_{name}": value for name, value in strict.of()._asdict().items()}
+    of_strict = _scores(*(count.total() for count in _counts(*strict)))
+    found |= {f"strict_{name}": value for name, value in of_strict.items()}
     for type, of_type in of_types.items():
-        found |= {f"{name}/{type}": value for name, value in of_type._asdict().items()}
+        found |= {f"{name}/{type}": value for name, value in of_type.items()}
     return found
 
 
-_Numbered = set[tuple[int, Entity]]  # entities with the number of their sentence
-
-
-def _all(of_sentences: Iterator[list[Entity]]) -> _Numbered:
-    return {(number, entity) for number, found in enumerate(of_sentences) for entity in found}
-
-
-class _Counts:
+def _counts(true: list[list[Entity]], predicted: list[list[Entity]]) -> list[Counter[str]]:
     """Numbers of entities that are true, predicted, and both, by type."""
+    a, b = (
+        {(n, one) for n, found in enumerate(side) for one in found} for side in (true, predicted)
+    )
+    return [Counter(entity.type for _, entity in each) for each in (a, b, a & b)]
 
-    def __init__(self, true: _Numbered, predicted: _Numbered):
-        sets = true, predicted, true & predicted
-        self._by_type = [Counter(entity.type for _, entity in each) for each in sets]
 
-    def types(self) -> list[str]:
-        return sorted({type for counts in self._by_type for type in counts})
-
-    def of(self, type: str | None = None) -> Scores:
-        """The scores of a type, or of all entities."""
-        true, predicted, both = (c.total() if type is None else c[type] for c in self._by_type)
-        precision, recall = both / max(predicted, 1), both / max(true, 1)
-        total = true + predicted
-        return Scores(precision, recall, 2 * both / max(total, 1))
+def _scores(true: int, predicted: int, both: int) -> dict[str, float]:
+    """Precision, recall and F1 of entities, 0 where they are undefined."""
+    f1 = 2 * both / max(true + predicted, 1)
+    return {"precision": both / max(predicted, 1), "recall": both / max(true, 1), "f1": f1}
