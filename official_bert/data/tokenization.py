@@ -204,9 +204,19 @@ def check_case(vocabulary: dict[str, int], vocab_file: str, do_lower_case: Casin
         require_uncased(vocabulary, vocab_file)
         accented = _accented_letters(vocabulary) if do_lower_case is True else []
         if accented:
-            _warn_accents(str(vocab_file), accented[0], len(accented))
+            messages.once(
+                messages.warn,
+                f"strip_accents is on, but {vocab_file} has {len(accented):,} "
+                f"letter{'s' * (len(accented) > 1)} with accents, such as {accented[0]!r}: text "
+                "never has them then. Give --strip_accents=False if the model keeps accents, as "
+                "uncased ones of German, Japanese or Hindi do.",
+            )
     elif is_uncased(vocabulary):
-        _warn_uncased(str(vocab_file))
+        messages.once(
+            messages.warn,
+            f"do_lower_case is off, but {vocab_file} is an uncased vocabulary: every word with a "
+            f"capital letter becomes {UNK}. Give --do_lower_case unless all text is lower-case.",
+        )
 
 
 def _accented_letters(vocabulary: dict[str, int]) -> list[str]:
@@ -217,24 +227,6 @@ def _accented_letters(vocabulary: dict[str, int]) -> list[str]:
         for letter in letters
         if len(letter) == 1 and any(map(_is_accent, unicodedata.normalize("NFD", letter)))
     ]
-
-
-@functools.cache  # once per file
-def _warn_accents(vocab_file: str, letter: str, count: int) -> None:
-    messages.warn(
-        f"strip_accents is on, but {vocab_file} has {count:,} "
-        f"letter{'s' * (count > 1)} with accents, such as {letter!r}: text never has them then. "
-        "Give --strip_accents=False if the model keeps accents, as uncased ones of German, "
-        "Japanese or Hindi do."
-    )
-
-
-@functools.cache  # once per file
-def _warn_uncased(vocab_file: str) -> None:
-    messages.warn(
-        f"do_lower_case is off, but {vocab_file} is an uncased vocabulary: every word "
-        f"with a capital letter becomes {UNK}. Give --do_lower_case unless all text is lower-case."
-    )
 
 
 def digest(vocabulary: dict[str, int]) -> str:

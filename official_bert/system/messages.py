@@ -4,6 +4,7 @@ Exit codes: 0 done; 2 usage or input; 3 the run diverged; 4 a worker is lost; 13
 Ctrl-C or SIGTERM. Errors are one line on stderr: `COMMAND: error: REASON`.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 
@@ -63,3 +64,10 @@ def report(command: str, reason: object, code: int = USAGE) -> int:
 def warn(text: str) -> None:
     """Prints a warning to stderr."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def once(say: Callable[[str], object], text: str) -> None:
+    """Calls `say` with a text, unless this process did: a file may be read several times."""
+    say(text)
+    sys.stdout.flush()

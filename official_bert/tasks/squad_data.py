@@ -10,7 +10,6 @@ file → `read` → questions → (`for_training`) → `squad_features` → … 
 
 import bisect
 import dataclasses
-import functools
 import itertools
 import json
 import os
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from official_bert.data import arrow_files, table_files, text_files
-from official_bert.system import settings
+from official_bert.system import messages, settings
 from official_bert.system.settings import setting
 
 
@@ -161,7 +160,12 @@ def _in_characters(path: str, questions: list[Question]) -> list[Question]:
     ]
     if fits[1] <= fits[0]:
         return questions
-    _report_utf16(path, *fits)
+    messages.once(
+        print,
+        f"{path}: counting the positions of answers in UTF-16 units, as JavaScript does: "
+        f"{fits[1]:,} answers then match the context, compared with {fits[0]:,} when counting "
+        "characters",
+    )
     for number, (by_characters, by_units) in enumerate(zip(questions, converted, strict=True)):
         pairs = zip(by_characters.answers, by_units.answers, strict=True)
         answers = [
@@ -170,16 +174,6 @@ def _in_characters(path: str, questions: list[Question]) -> list[Question]:
         ]
         converted[number] = by_units._replace(answers=tuple(answers))
     return converted
-
-
-@functools.cache  # once for a file that is read again
-def _report_utf16(path: str, by_characters: int, by_units: int) -> None:
-    print(
-        f"{path}: counting the positions of answers in UTF-16 units, as JavaScript does: "
-        f"{by_units:,} answers then match the context, compared with {by_characters:,} when "
-        "counting characters",
-        flush=True,
-    )
 
 
 def _from_utf16(question: Question) -> Question:

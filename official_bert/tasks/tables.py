@@ -1,10 +1,10 @@
 """Reads tables of sentences to classify. Cells are returned as text, unchanged."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 from official_bert.data import table_files
+from official_bert.system import messages
 
 # What to do about a label that is no text.
 _OF_LABELS = (
@@ -93,19 +93,15 @@ def read(
     table = table_files.read_columns(
         path, names, lists=lists, remedies=remedies, header=header, skip_broken=skip_broken
     )
-    _report_skipped(path, len(table.lines), tuple(table.skipped))
+    if table.skipped:
+        first = ", ".join(map(str, table.skipped[:5])) + ", …" * (len(table.skipped) > 5)
+        rows = len(table.lines) + len(table.skipped)
+        messages.once(
+            print,
+            f"{path}: left out {len(table.skipped):,} of {rows:,} rows, because they have more or "
+            f"fewer columns than the header (lines {first})",
+        )
     sentences1 = table.columns[columns.sentence1]
     sentences2, labels, index = (name and table.columns[name] for name in wanted[1:])
     index = index or [str(row) for row in range(len(sentences1))]
     return Examples(path, table.lines, sentences1, sentences2, labels, index, table.skipped)
-
-
-@functools.cache  # once for a file that is read again
-def _report_skipped(path: str, rows: int, skipped: tuple[int, ...]) -> None:
-    """Prints the number of rows of a file that are left out, and their first lines."""
-    if skipped:
-        first = ", ".join(map(str, skipped[:5])) + (", …" if len(skipped) > 5 else "")
-        print(
-            f"{path}: left out {len(skipped):,} of {rows + len(skipped):,} rows, because they have "
-            f"more or fewer columns than the header (lines {first})"
-        )
