@@ -296,7 +296,7 @@ def _require_column(path: str, schema, name: str, numbers: bool) -> None:
             )
     else:
         found = schema.field(name).type
-    if not _is_text(found) and not (numbers and _is_number(found)):
+    if not _fits(found, numbers):
         raise UnfitColumn(
             f"{path} must have text in its column {name!r}; got {str(found)[:60]}. Its columns are "
             f"{', '.join(_described(schema)[:20])}.",
@@ -318,15 +318,19 @@ def _inner_type(schema, name: str):
     return found
 
 
-def _is_text(kind, lists: bool = True) -> bool:
+def _fits(kind, numbers: bool, lists: bool = True) -> bool:
+    """Whether a type is text or, if they may be, numbers, or with `lists` a list of these."""
+    import pyarrow
     from pyarrow import types
 
-    if isinstance(kind, _extension()):
-        return _is_text(kind.storage_type, lists)
+    if isinstance(kind, pyarrow.BaseExtensionType):  # this and a dictionary must be of text
+        return _fits(kind.storage_type, False, lists)
     if types.is_dictionary(kind):
-        return _is_text(kind.value_type, lists=False)
+        return _fits(kind.value_type, False, lists=False)
     if _is_list(kind):
-        return lists and _is_text(kind.value_type, lists=False)
+        return lists and _fits(kind.value_type, numbers, lists=False)
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        return numbers
     return (
         types.is_string(kind)
         or types.is_large_string(kind)
@@ -335,24 +339,10 @@ def _is_text(kind, lists: bool = True) -> bool:
     )
 
 
-def _extension():
-    import pyarrow
-
-    return pyarrow.BaseExtensionType
-
-
 def _is_list(kind) -> bool:
     from pyarrow import types
 
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def _is_number(kind, lists: bool = True) -> bool:
-    from pyarrow import types
-
-    if lists and _is_list(kind):
-        return _is_number(kind.value_type, lists=False)
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
 
 
 def _class_names(schema, name: str) -> list[str] | None:
@@ -383,7 +373,7 @@ def _cells(array, labels: list[str] | None) -> list:
     import pyarrow
     from pyarrow import types
 
-    if isinstance(array.type, _extension()):
+    if isinstance(array.type, pyarrow.BaseExtensionType):
         array = array.storage
     if types.is_dictionary(array.type):
         array.validate(full=True)
