@@ -88,9 +88,7 @@ class Worker:
         else:
             self._make = InstanceMaker(settings, vocabulary)
             self._records = records.StaticRecord(
-                settings.max_seq_length,
-                settings.max_predictions_per_seq,
-                plan.use_v2_feature_names,
+                settings.max_seq_length, settings.max_predictions_per_seq, plan.use_v2_feature_names
             )
 
     def part(self, task: Part) -> dict:
@@ -115,11 +113,7 @@ class Worker:
         framed = list(self._records(make(documents, rng)))
         rng.shuffle(framed)
         unused = 0 if self._plan.dynamic else self._make.unused
-        counts |= {
-            "sequences": len(framed),
-            "tokens": self._tokens_used,
-            "dropped_tokens": unused,
-        }
+        counts |= {"sequences": len(framed), "tokens": self._tokens_used, "dropped_tokens": unused}
         lengths = io.BytesIO()
         np.save(lengths, np.fromiter(map(len, framed), np.uint32, len(framed)))
         made = {

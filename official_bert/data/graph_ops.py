@@ -107,12 +107,7 @@ def philox(keys: tf.Tensor, start: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 def _round(words, keys):
     (high_0, low_0), (high_1, low_1) = map(_product, words[::2], _MULTIPLIERS)
     xor = tf.bitwise.bitwise_xor
-    return [
-        xor(xor(high_1, words[1]), keys[0]),
-        low_1,
-        xor(xor(high_0, words[3]), keys[1]),
-        low_0,
-    ]
+    return [xor(xor(high_1, words[1]), keys[0]), low_1, xor(xor(high_0, words[3]), keys[1]), low_0]
 
 
 def _product(x, multiplier):

@@ -185,12 +185,7 @@ class InstanceMaker:
         return self._masked_at(ids, [text], first_sep + 1, is_random_next, rng)
 
     def _masked_at(
-        self,
-        ids: Ids,
-        runs: list[list[int]],
-        first_segment: int,
-        is_random_next: bool,
-        rng: Random,
+        self, ids: Ids, runs: list[list[int]], first_segment: int, is_random_next: bool, rng: Random
     ) -> Instance:
         """Masks some positions of these runs; no word reaches from one into the next."""
         settings = self._settings

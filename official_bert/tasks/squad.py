@@ -179,10 +179,7 @@ class QuestionAnswering(Task):
         """`loss` and `span_accuracy` from a vector of `sums`; NaN of zeros."""
         values = dict(zip(self.sums, np.asarray(sums, np.float64).tolist(), strict=True))
         examples = values["examples"] or np.nan
-        return {
-            "loss": values["loss"] / examples,
-            "span_accuracy": values["correct"] / examples,
-        }
+        return {"loss": values["loss"] / examples, "span_accuracy": values["correct"] / examples}
 
     def baseline_counts(self, batch: Mapping[str, np.ndarray], config: BertConfig) -> np.ndarray:
         """Counts of each span as a label: the span from s to e is number S·s + e."""

@@ -58,9 +58,7 @@ def _f1(given: list[str], answer: list[str], both_empty: float) -> float:
 
 
 def evaluate(
-    dataset: Dataset,
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None = None,
+    dataset: Dataset, predictions: Mapping[str, str], null_odds: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """The official scores of predictions, in percent.
 
