@@ -133,15 +133,6 @@ def outputs_on_the_page(kind):
 
 
 def check_blanks(filler, found):
-    mask = filler.tokenizer.token_to_id("[MASK]")
-    for text, ids in zip(BLANKS, found["input_ids"]):
-        parts = [
-            filler.tokenizer.encode(part, add_special_tokens=False).ids
-            for part in text.split("[MASK]")
-        ]
-        expected = [2, *parts[0], *(i for part in parts[1:] for i in (mask, *part)), 3]
-        assert ids == expected + [0] * (len(ids) - len(expected))
-    assert found["masked_lm_positions"][:2] == [[3, 0], [1, 2]]
     for row, of_blanks in zip(found["masked_lm_logits"], filler.predict(BLANKS, top=1)):
         for logits, (guess,) in zip(row, of_blanks):
             assert guess.probability == pytest.approx(softmax(np.array(logits)).max(), abs=1e-4)

@@ -1,5 +1,6 @@
 """The launcher of workers on one machine: what it shows, passes on and returns."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from official_bert.engines import local_workers
+from official_bert.training import checkpoints
 
 # A worker that says who it is and where it runs, and then does what its argument says.
 WORKER = """
@@ -70,3 +72,31 @@ def test_a_signal_goes_to_all_of_them(command):
         assert all(said)
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(300) == 143
+
+
+@pytest.mark.slow
+def test_two_local_workers_train(small_corpus, tmp_path):
+    (tmp_path / "bert_config.json").write_text(small_corpus.config.to_json())
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "official_bert.run_pretraining", "--local_workers=2"),
+            f"--bert_config_file={tmp_path}/bert_config.json",
+            f"--input_files={small_corpus.train}",
+            f"--model_dir={tmp_path}/model",
+            "--max_seq_length=32",
+            "--max_predictions_per_seq=5",
+            "--num_steps_per_epoch=4",
+            "--num_train_epochs=1",
+            "--nouse_next_sentence_label",
+            "--optimizer_type=lamb",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "step 4/4" in done.stdout
+    assert "[1] worker 1 of 2" in done.stdout
+    assert checkpoints.CheckpointStore(tmp_path / "model").latest().step == 4
+    line = json.loads((tmp_path / "model" / "train_log.jsonl").read_text().splitlines()[-1])
+    assert "next_sentence_loss" not in line
+    assert line["timing"]["reductions"] == 4

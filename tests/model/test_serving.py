@@ -1,21 +1,70 @@
-"""Models that are served: raw text in a graph, Keras files."""
+"""Models that are served: a SavedModel without this package, raw text in its graph, Keras files."""
 
+import os
 import random
+import subprocess
+import sys
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from bert_checkpoints import (
     CONFIG,
     WORDS,
     assert_same_bytes,
     make_source,
+    our_logits,
+    random_batch,
     write_vocabulary,
 )
 
 from official_bert import convert_checkpoint
 from official_bert.data import tokenization
 from official_bert.model.pretrainer import BertPretrainer
+
+
+@pytest.mark.slow
+def test_a_saved_model_answers_ids_and_raw_text(tmp_path):
+    make_source(tmp_path / "ours")
+    convert_checkpoint.convert(tmp_path / "ours", tmp_path / "served", "savedmodel")
+    batch = random_batch(CONFIG)
+    (tmp_path / "batch").mkdir()
+    np.savez(tmp_path / "batch/ids.npz", **batch)
+    sentences = ["The cat [MASK] on a mat.", "[MASK] [MASK]", "", "Unaffable, naïve É 中é12!"]
+    program = (  # a process that knows nothing of this package
+        "import sys, numpy as np, tensorflow as tf\n"
+        "served = tf.saved_model.load(sys.argv[1]).signatures\n"
+        "ids = served['serving_default'](**{k: tf.constant(v) for k, v in np.load("
+        "sys.argv[2] + '/ids.npz').items()})\n"
+        "text = served['text'](sentences=tf.constant(sys.argv[3:]))\n"
+        "np.savez(sys.argv[2] + '/answers.npz', **{'ids_' + k: v for k, v in ids.items()}, "
+        "**{'text_' + k: v for k, v in text.items()})\n"
+        "assert not any('official_bert' in name for name in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, tmp_path / "served", tmp_path / "batch", *sentences]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment)
+    answers = np.load(tmp_path / "batch/answers.npz")
+    for name, logits in our_logits(tmp_path / "ours", batch).items():
+        np.testing.assert_allclose(answers[f"ids_{name}"], logits, atol=1e-5)
+    tokenizer = tokenization.load(str(tmp_path / "ours/vocab.txt"))
+    mask, ids = tokenizer.token_to_id("[MASK]"), answers["text_input_ids"]
+    for sentence, row in zip(sentences, ids):
+        parts = [
+            tokenizer.encode(p, add_special_tokens=False).ids for p in sentence.split("[MASK]")
+        ]
+        expected = [2, *parts[0], *(i for part in parts[1:] for i in (mask, *part)), 3]
+        np.testing.assert_array_equal(row, expected + [0] * (len(row) - len(expected)))
+    text = {
+        "input_ids": ids,
+        "input_mask": (np.cumsum(ids[:, ::-1] > 0, axis=1) > 0)[:, ::-1].astype(np.int32),
+        "segment_ids": np.zeros_like(ids),
+        "masked_lm_positions": answers["text_masked_lm_positions"],
+    }
+    np.testing.assert_array_equal(text["masked_lm_positions"], [[3, 0], [1, 2], [0, 0], [0, 0]])
+    for name, logits in our_logits(tmp_path / "ours", text).items():
+        np.testing.assert_allclose(answers[f"text_{name}"], logits, atol=1e-5)
 
 
 def test_a_model_in_a_keras_file_is_loaded_by_keras_alone(tmp_path):

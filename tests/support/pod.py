@@ -147,9 +147,7 @@ def run_and_options(corpus):
     import small_runs
 
     config = small_runs.without_dropout(corpus.config)
-    short = small_runs.SHORT
-    stages = [short, dataclasses.replace(short, steps=4)]  # of one shape, traced once
-    run = small_runs.make_run(corpus, stages, config=config)
+    run = small_runs.make_run(corpus, config=config)
     return run, dataclasses.replace(small_runs.QUIET, eval_files=(corpus.held_out,))
 
 

@@ -38,6 +38,7 @@ from official_bert.stages import LoopOptions, Optimizer
 from official_bert.training import (
     checkpoints,
     model_state,
+    stage_model,
     trainer,
     training_log,
 )
@@ -316,8 +317,9 @@ def test_lars_learns_and_saves_its_momentum_which_another_run_takes_over(
         begin(lambs, tmp_path / "third")
 
 
-def test_low_precision_trains_with_float32_weights(small_corpus, tmp_path):
-    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=30)], dtype="bf16")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_low_precision_trains_with_float32_weights(small_corpus, tmp_path, dtype):
+    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=30)], dtype=dtype)
     train(run, tmp_path)
     lines = log_lines(tmp_path)
     assert lines[-1]["masked_lm_loss"] < lines[0]["masked_lm_loss"]
@@ -377,6 +379,24 @@ def test_the_first_bad_row_is_found_by_asking_of_equally_many_rows_every_time():
     assert trainer._first_row(np.arange(1, 41, 4), is_bad) == 5
     assert {*asked} == {10}
     assert trainer._first_row(np.arange(7), lambda rows: len({*rows}) > 3) is None
+
+
+def test_a_diagnosis_repeats_the_micro_batches_of_the_step(small_corpus):
+    """Its rows, its dropout and its share of the loss: their sums are the step's."""
+    run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=4)
+    strategy = two_replicas()
+    with strategy.scope():
+        model, optimizer = stage_model.make_model_and_optimizer(run, SHORT)
+    loop = tf_update.make_training_loop(run, model, optimizer, strategy)
+    batches = input_pipeline.Batches(SHORT.resolve(run.input_files), 16, 32, 5, seed=1)
+    parts = list(loop_state.micro_batches(run, 16, 2))
+    assert sorted(np.concatenate(parts)) == list(range(16))
+    sums = sum(
+        tf_update.sums_and_gradients(run, model, batches[0], rows, 0, 1.0)[0] for rows in parts
+    )
+    iterator = TfDistribute(strategy).feed(lambda *shard: batches, range(1))
+    state = loop(iterator, 0, 1, loop_state.first_state(run))
+    np.testing.assert_allclose(sums, state.sums, rtol=1e-5)
 
 
 def test_the_loss_scale_of_a_skipped_step_is_known_after_it(small_corpus):
