@@ -104,9 +104,18 @@ RULES = (
 )
 
 
+def check(args: Classify) -> Classify:
+    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    return fine_tuning_settings.check(args, RULES, _GLUE if args.task_name else _TABLES)
+
+
 def main(args: Classify) -> int:
     """Fine-tunes, evaluates and predicts; returns the exit code."""
-    args = fine_tuning_settings.check(args, RULES, _GLUE if args.task_name else _TABLES)
+    args = check(args)
     args = fine_tuning.resolve_paths(args, ("data_dir", *_TABLES))
     return fine_tuning.run(args, "run_classifier", _job)
 

@@ -51,9 +51,18 @@ RULES = (
 )
 
 
+def check(args: Tag) -> Tag:
+    """Refuses contradictions, and warns of flags without effect; returns the settings without them.
+
+    Raises:
+        ValueError: naming the flag, the reason, and what to do.
+    """
+    return fine_tuning_settings.check(args, RULES, _FILES)
+
+
 def main(args: Tag) -> int:
     """Fine-tunes, evaluates and tags; returns the exit code."""
-    args = fine_tuning_settings.check(args, RULES, _FILES)
+    args = check(args)
     args = fine_tuning.resolve_paths(args, (*_FILES,))
     if args.predict_file:
         folders = [folder for _, folder in args.seeds_and_folders()]

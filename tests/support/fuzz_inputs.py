@@ -270,7 +270,7 @@ def logs(folder: Path):
 
 def flag_values(folder: Path):
     """Command lines of the commands that train: all that is checked before the first file."""
-    from official_bert import run_classifier, run_squad
+    from official_bert import run_classifier, run_squad, run_tagger
     from official_bert.commands import commands, pretraining_settings, refused
     from official_bert.run_pretraining import run_from_flags
 
@@ -295,6 +295,7 @@ def flag_values(folder: Path):
         pretraining_settings.Pretrain: [config, "--input_files=a", "--model_dir=b"],
         run_squad.Squad: tuned,
         run_classifier.Classify: tuned,
+        run_tagger.Tag: tuned,
     }
 
     def case(rng, damage=True):
