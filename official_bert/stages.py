@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from official_bert.model.config import BertConfig
-from official_bert.optimizers import Optimizer
+from official_bert.optimizers.optimizers import Optimizer
 from official_bert.protocols import Lengths, Task
 from official_bert.system import settings
 from official_bert.system.settings import setting

@@ -14,13 +14,14 @@ FLOORS = (
     {"system"},
     {"model"},
     {"protocols"},
-    {"data", "optimizer_in_loop"},
+    {"data"},
     {"tasks", "checkpoints", "optimizers"},
     {"stages"},
     {"stacking", "engines"},
     {"recipes", "training"},
     {"reporting"},
-    {"prediction", "commands"},
+    {"prediction"},
+    {"commands"},
     {
         "learn_vocabulary",
         "create_pretraining_data",
@@ -30,8 +31,7 @@ FLOORS = (
         "run_classifier",
     },
     {"convert_checkpoint", "rehearsal"},
-    {"plots", "rehearse", "fill_blanks", "extract_features", "report", "build_with_beam"},
-    {"demonstration", "compare"},
+    {"rehearse", "extract_features", "report", "build_with_beam", "demonstration"},
     {"demo"},
 )
 

@@ -22,15 +22,15 @@ COMMANDS = {  # {command: module}, in the order of the work
     "learn-vocabulary": "learn_vocabulary",
     "create-data": "create_pretraining_data",
     "pretrain": "run_pretraining",
-    "fill-blanks": "fill_blanks",
+    "fill-blanks": "commands.fill_blanks",
     "extract-features": "extract_features",
     "classify": "run_classifier",
     "squad": "run_squad",
     "tag": "run_tagger",
     "convert": "convert_checkpoint",
     "report": "report",
-    "compare": "compare",
-    "plot": "plots",
+    "compare": "commands.compare",
+    "plot": "commands.plots",
     "rehearse": "rehearse",
 }
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def find(name: str) -> str | None:
     """The command with this name or module name: `run_pretraining` is `pretrain`."""
-    modules = {module: command for command, module in COMMANDS.items()}
+    modules = {module.rpartition(".")[2]: command for command, module in COMMANDS.items()}
     return name if name in COMMANDS else modules.get(name.replace("-", "_"))
 
 

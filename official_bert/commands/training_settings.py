@@ -4,9 +4,9 @@ import dataclasses
 import functools
 import importlib.util
 
-from official_bert import optimizers
 from official_bert.commands.arguments import Arguments, contradiction, idle
 from official_bert.data import text_files
+from official_bert.optimizers import optimizers
 from official_bert.stages import LoopOptions, Optimizer, Run
 from official_bert.system.settings import documented, like, setting, values_of
 

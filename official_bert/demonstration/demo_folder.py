@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from official_bert import plots
+from official_bert.commands import plots
 from official_bert.data import tokenization
 from official_bert.demonstration import held_out_blanks, neighbour_baseline
 from official_bert.system import whole_files

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from official_bert.data import tokenization
 
 if TYPE_CHECKING:
-    from official_bert.fill_blanks import Guess
+    from official_bert.prediction.predictors import Guess
 
 SEED = 12345
 MIN_WORDS, MAX_WORDS = 8, 24  # of a sentence

@@ -20,7 +20,7 @@ from lamb_tf import gradient_noise
 from lamb_tf.loss_scale import next_scale
 from official_bert.engines import loop_state
 from official_bert.model.layers import seeds_of_rows
-from official_bert.optimizer_in_loop import once_for_all_replicas
+from official_bert.optimizers.in_loop import once_for_all_replicas
 from official_bert.protocols import LoopState, Reductions
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from official_bert import optimizers
 from official_bert.checkpoints import model_folder, names, sources
+from official_bert.optimizers import optimizers
 from official_bert.system.places import AnyPath, as_path, is_remote
 
 _BYTES_AT_ONCE = 1 << 24  # when a digest is computed

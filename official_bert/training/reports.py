@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from lamb_tf import gradient_noise, telemetry
-from official_bert import optimizers
+from official_bert.optimizers import optimizers
 from official_bert.system.places import Place
 from official_bert.training import flops
 from official_bert.training.stage_model import part_of

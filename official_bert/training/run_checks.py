@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from lamb_tf import gradient_noise
-from official_bert import optimizers, stacking
+from official_bert import stacking
 from official_bert.model.config import BertConfig
+from official_bert.optimizers import optimizers
 from official_bert.system.places import Place, RemotePath
 from official_bert.training import flops, model_directory, model_state, stage_model
 

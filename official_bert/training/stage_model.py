@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import keras
 
 from lamb_tf import telemetry
-from official_bert import optimizers, stacking
+from official_bert import stacking
+from official_bert.optimizers import optimizers
 from official_bert.stages import DTYPE_POLICIES
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from official_bert import optimizers, stacking
+from official_bert import stacking
 from official_bert.engines import loop_state
+from official_bert.optimizers import optimizers
 from official_bert.protocols import LoopState
 from official_bert.system.locks import exclusive
 from official_bert.system.places import AnyPath, as_path

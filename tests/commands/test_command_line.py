@@ -26,8 +26,12 @@ def run(*arguments):
 
 
 def test_every_command_of_the_package_has_a_name_in_the_program():
-    sources = {path.stem: path.read_text() for path in Path(package).parent.glob("*.py")}
-    modules = [name for name, text in sources.items() if "commands.run(main, " in text]
+    paths = Path(package).parent.rglob("*.py")
+    modules = [
+        ".".join(path.relative_to(Path(package).parent).with_suffix("").parts)
+        for path in paths
+        if '__main__":\n    commands.run(main, ' in path.read_text()
+    ]
     assert sorted(COMMANDS.values()) == sorted(modules)
     assert all(re.fullmatch("[a-z-]+", name) for name in COMMANDS)
     assert find("run_pretraining") == find("run-pretraining") == "pretrain"
@@ -38,7 +42,8 @@ def test_help_lists_every_command_with_the_first_line_of_its_manual(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     for command, name in COMMANDS.items():
-        first = (Path(package).parent / f"{name}.py").read_text().split('"""')[1].split("\n")[0]
+        path = Path(package).parent.joinpath(*name.split(".")).with_suffix(".py")
+        first = path.read_text().split('"""')[1].split("\n")[0]
         assert f"  {command:<18}{first}" in shown.splitlines()
     assert max(map(len, shown.splitlines())) <= 120
     assert main([]) == 2

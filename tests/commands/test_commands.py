@@ -18,7 +18,9 @@ from official_bert.commands.commands import flags_of
 
 PACKAGE = Path(__file__).parents[2] / "official_bert"
 COMMANDS = sorted(
-    path.stem for path in PACKAGE.glob("*.py") if "commands.run(main, " in path.read_text()
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    for path in PACKAGE.rglob("*.py")
+    if '__main__":\n    commands.run(main, ' in path.read_text()
 )
 
 
@@ -82,7 +84,8 @@ def test_no_flag_has_two_topics():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_flag_is_one_line_with_the_name_of_the_command(command, capsys):
     assert in_process.call(*settings_of(command), ["--no_such_flag=1"]) == 2
-    assert re.fullmatch(f"{command}: error: .*'no_such_flag'.*\n", capsys.readouterr().err)
+    name = command.rpartition(".")[2]
+    assert re.fullmatch(f"{name}: error: .*'no_such_flag'.*\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -146,7 +146,8 @@ def test_models_of_every_kind_and_format_are_used_without_tensorflow(runs, tmp_p
     asked |= {runs / "jax" / "questions": questions}
     asked |= {tmp_path / name: BLANKS for name in ("google", "hf", "keras")}
     calls = [{"load": str(folder), "predict": texts} for folder, texts in asked.items()]
-    blanks = {"command": "fill_blanks", "arguments": [f"--model_dir={tmp_path}/hf", BLANKS[0]]}
+    arguments = [f"--model_dir={tmp_path}/hf", BLANKS[0]]
+    blanks = {"command": "commands.fill_blanks", "arguments": arguments}
     (*found, code), said = jax_commands.run([*calls, blanks], tmp_path)
     assert code == 0
     assert all(line.startswith("warning: strip_accents is on") for line in said.splitlines())

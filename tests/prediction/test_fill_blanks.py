@@ -4,7 +4,7 @@ import in_process
 import pytest
 from bert_checkpoints import CONFIG, make_source, random_tensors
 
-from official_bert import fill_blanks
+from official_bert.commands import fill_blanks
 from official_bert.training import checkpoints
 
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from small_runs import SHORT, make_run, train
 
-from official_bert import compare
-from official_bert.compare import Compare
+from official_bert.commands import compare
+from official_bert.commands.compare import Compare
 from official_bert.stages import LoopOptions
 
 STAGE = {"steps": 100, "warmup_steps": 0, "batch_size": 8, "learning_rate": 0.1}

@@ -5,7 +5,7 @@ import json
 import pytest
 from bert_shapes import TINY
 
-from official_bert import plots
+from official_bert.commands import plots
 from official_bert.reporting import charts
 
 PATHS = [

@@ -39,9 +39,9 @@ def make(call):
             return model.embed(**call["embed"]).tolist()
         return model.predict(call["predict"])
     module = importlib.import_module(f"official_bert.{call['command']}")
-    settings = {"run_classifier": "Classify", "run_squad": "Squad", "fill_blanks": "FillBlanks"}
+    settings = {"run_classifier": "Classify", "run_squad": "Squad", "run_tagger": "Tag"}
     settings |= {"run_pretraining": "Pretrain", "extract_features": "ExtractFeatures"}
-    settings["run_tagger"] = "Tag"
+    settings["commands.fill_blanks"] = "FillBlanks"
     return in_process.call(module, getattr(module, settings[call["command"]]), call["arguments"])
 
 

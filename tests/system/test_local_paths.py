@@ -28,13 +28,14 @@ def test_paths_of_this_machine_are_taken():
 def commands(folder: Path, address: str):
     """Every command with an address in each flag that takes a path of this machine."""
     text, vocab = folder / "a.txt", folder / "vocab.txt"
+    fill = {"model_dir": folder, "vocab_file": vocab}
     learn = {"input_file": text, "vocab_file": vocab}
     run = {"model_dir": folder / "model", "input_files": "x", "bert_config_file": folder / "c.json"}
     rehearse = run | {"topology": "v3:2x2", "report_file": folder / "r.json"}
     for module, flags, changed in [
         ("learn_vocabulary", learn, ("vocab_file",)),
-        ("fill_blanks", {"model_dir": folder, "vocab_file": vocab}, ("model_dir", "vocab_file")),
-        ("plots", {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
+        ("commands.fill_blanks", fill, ("model_dir", "vocab_file")),
+        ("commands.plots", {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
         ("demo", {"output_dir": folder, "corpus": text}, ("output_dir", "corpus")),
         ("rehearse", rehearse, ("report_file",)),
     ]:
@@ -47,7 +48,7 @@ def refused(module: str, flags: dict, folder: Path) -> str:
     made = subprocess.run(
         [sys.executable, "-m", f"official_bert.{module}"]
         + [f"--{flag}={value}" for flag, value in flags.items()]
-        + ["A [MASK]."] * (module == "fill_blanks"),
+        + ["A [MASK]."] * (module == "commands.fill_blanks"),
         capture_output=True,
         text=True,
         cwd=folder,

@@ -27,7 +27,8 @@ from small_runs import (
 )
 from two_replicas import two_replicas
 
-from official_bert import convert_checkpoint, plots
+from official_bert import convert_checkpoint
+from official_bert.commands import plots
 from official_bert.data import input_pipeline, parsed_records
 from official_bert.data.record_files import RecordFiles
 from official_bert.engines import loop_state, tf_update

@@ -2,7 +2,7 @@
 
 `Optimizer` holds the settings; its `make` constructs one. The engines call it once per update with
 the final gradient: dense, summed over replicas and micro-batches, without the loss scale.
-`lamb_tf`'s optimizers check and clip it themselves; for any other class `optimizer_in_loop` does.
+`lamb_tf`'s optimizers check and clip it themselves; for any other class `in_loop` does.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from official_bert.optimizer_in_loop import InLoop, in_loop
+from official_bert.optimizers.in_loop import InLoop, in_loop
 from official_bert.system import settings
 from official_bert.system.settings import setting
 

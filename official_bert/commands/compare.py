@@ -18,8 +18,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from official_bert import plots
-from official_bert.commands import commands
+from official_bert.commands import commands, plots
 from official_bert.commands.arguments import Arguments
 from official_bert.reporting import charts, drawing
 from official_bert.reporting import contents as folders

@@ -1,0 +1,1 @@
+"""Any Keras optimizer in a run: its settings, and what the training loop relies on."""
