@@ -144,7 +144,7 @@ def write_text(layout: DemoFolder, paths: Sequence[str], corpus_format: str) -> 
     if layout.text("train").exists():
         return "already there"
     if paths:
-        documents = corpus.Corpus([*paths], corpus_format, skip_bad_lines=None).documents()
+        documents = corpus.Corpus([*paths], corpus_format).documents()
     else:
         documents = (corpus.Document(lines, split=True) for _, lines in stdlib_text.documents())
     layout.text("train").parent.mkdir(exist_ok=True)

@@ -110,7 +110,7 @@ class Corpus:
         text_field: str = "text",
         drop_duplicates: bool = False,
         whole: bool = False,
-        skip_bad_lines: bool | None = False,
+        skip_bad_lines: bool | None = None,
     ):
         self.paths, self.form, self.text_field = paths, form, text_field
         self.skip_bad_lines = skip_bad_lines

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 # Slurm names no ports. A job takes 64 below Linux's own range for outgoing connections (32768 …).
 _FIRST_PORT, _PORTS_OF_A_JOB, _PORT_RANGES = 20000, 64, 190
-LOST = (  # `who`: a sentence on which one it is, if that is known
+LOST = (  # `who`: " " and a sentence on which one it is, or nothing
     "Another worker has ended or cannot be reached, and a step needs all of them.{who} Its own "
     "output gives the reason, unless it was killed. Start all workers again with the same "
     "commands: they resume from the last checkpoint."

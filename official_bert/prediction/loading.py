@@ -59,12 +59,12 @@ def load(
             takes_pairs=run["columns"]["sentence2"] is not None if "columns" in run else None,
         )
     if head == "question_answering":
-        windows = predictors.Windows(**source.windows)
+        del common["max_seq_length"]  # the windows' own
         return predictors.QuestionAnswerer(
-            **common | {"max_seq_length": windows.max_seq_length},
+            **common,
             vocab_file=vocabulary[0],
             do_lower_case=source.do_lower_case,
-            windows=windows,
+            windows=predictors.Windows(**source.windows),
             version_2_with_negative=run.get("version_2_with_negative", False),
         )
     if head == "tagger":

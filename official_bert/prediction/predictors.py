@@ -387,6 +387,11 @@ class QuestionAnswerer(Embedding):
     do_lower_case: Casing
     windows: Windows
     version_2_with_negative: bool
+    max_seq_length: int = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.max_seq_length = self.windows.max_seq_length
+        super().__post_init__()
 
     def __repr__(self):
         kinds = ("each has an answer", "some have no answer")

@@ -13,16 +13,10 @@ from official_bert.data.tokenization import Casing
 from official_bert.system.whole_files import write_text
 from official_bert.tasks import tables
 from official_bert.tasks.classification import Classification
-from official_bert.tasks.labels import Classes, LabelSets, Numbers
+from official_bert.tasks.labels import Classes, Numbers
 from official_bert.tasks.tables import Columns, Examples
 
 _SUFFIXES = {"test": "", "test_matched": "-m", "test_mismatched": "-mm"}
-# Of the user's own tables, by the kind of their labels.
-METRICS = {
-    Classes: ("accuracy", "f1_macro", "matthews_correlation"),
-    Numbers: ("pearson", "spearman"),
-    LabelSets: ("f1_micro", "f1_macro", "mean_average_precision"),
-}
 
 
 @dataclasses.dataclass(frozen=True)

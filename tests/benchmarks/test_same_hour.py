@@ -108,7 +108,7 @@ def of_search(part, arm, number=1, seed=1, **values):
 
 
 def measured(arm, stages=2):
-    """Records of two measurements: 0.1 s an update, 10 s once; the machine is slow in the second.
+    """Records of three measurements: 0.1 s an update, 10 s once; the machine is slow in the second.
 
     An update of "now" takes 0.1 s, 0.3 s on the slow machine.
     """

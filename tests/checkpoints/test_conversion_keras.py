@@ -105,7 +105,7 @@ def test_a_model_for_answers_without_a_pooler_has_one_that_is_0(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["official_bert", "keras"])
+@pytest.mark.parametrize("first", ["official_bert", "keras", "lamb_tf, official_bert"])
 def test_keras_loads_our_files_after_an_import_of_the_package_alone(tmp_path, first):
     MODELS["classifier"]().save(tmp_path / "model.keras")
     code = f"import {first}, official_bert, importlib.util; importlib.util.find_spec('keras');"

@@ -30,7 +30,7 @@ def test_every_command_of_the_package_has_a_name_in_the_program():
     modules = [
         ".".join(path.relative_to(Path(package).parent).with_suffix("").parts)
         for path in paths
-        if '__main__":\n    commands.run(main, ' in path.read_text()
+        if re.search(r"^    commands\.run\(main, \w+\)$", path.read_text(), re.M)
     ]
     assert sorted(COMMANDS.values()) == sorted(modules)
     assert all(re.fullmatch("[a-z-]+", name) for name in COMMANDS)

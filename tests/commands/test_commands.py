@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "official_bert"
 COMMANDS = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")
-    if '__main__":\n    commands.run(main, ' in path.read_text()
+    if re.search(r"^    commands\.run\(main, \w+\)$", path.read_text(), re.M)
 )
 
 

@@ -202,7 +202,7 @@ def test_a_row_that_is_not_utf8_is_refused_or_left_out_alone(tmp_path, name):
     cells = pa.array([b"Good.", b"caf\xe9", b"Also good."]).view(pa.string())
     path = write(tmp_path / name, pa.table({"text": cells}), rows=3)
     with pytest.raises(ValueError, match=r"row 2 must be UTF-8 in 'text'.* --skip_bad_lines"):
-        list(corpus.Corpus([path]).documents())
+        list(corpus.Corpus([path], skip_bad_lines=False).documents())
     source = corpus.Corpus([path], skip_bad_lines=True)
     assert [document.lines for document in source.documents()] == [["Good."], ["Also good."]]
     assert source.bad_lines.count == 1

@@ -449,7 +449,7 @@ def test_a_row_of_csv_or_tsv_that_is_not_utf8_is_refused_or_left_out_alone(tmp_p
     Path(path).write_bytes(rows)
     message = r"line 3 must be UTF-8 in 'text'; got b'\\xe9'\. .*iconv.* Give --skip_bad_lines"
     with pytest.raises(ValueError, match=message):
-        list(corpus.Corpus([path]).documents())
+        list(corpus.Corpus([path], skip_bad_lines=False).documents())
     source = corpus.Corpus([path], skip_bad_lines=True)
     assert [document.lines for document in source.documents()] == [["Good."], ["é."]]
     assert source.bad_lines.count == 1

@@ -235,6 +235,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(text, tmp_path, flags, reason, c
     assert in_process.call(demo, demo.Demo, flags) not in (0, 130)
     (line,) = capsys.readouterr().err.splitlines()
     assert reason in line
+    assert "skip_bad_lines" not in line  # the demo has no such flag
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ def test_the_loop_starts_a_grown_model_from_the_rules_weights(small_corpus, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])  # all, and one layer alone
+@pytest.mark.parametrize("index", [0, 1, 3])  # all, one layer alone, all of the grown model
 def test_replicas_reduce_the_bytes_of_what_trains_once_an_update(small_corpus, index):
     run = make_run(small_corpus, stacking.mslt_plan((1, 2, 3)))
     run = dataclasses.replace(run, gradient_accumulation_steps=2)

@@ -64,6 +64,7 @@ def flags_of_run(small_corpus, files, model_dir):
         "eval_batch_size": 16,
         "num_steps_per_epoch": 8,
         "num_train_epochs": 1,
+        "keep_checkpoint_max": 1,
         "save_checkpoints_steps": 4,
         "warmup_steps": 2,
         "enable_xla": "false",

@@ -11,6 +11,9 @@ import pytest
 SCRIPT = """
 import os
 
+from official_bert.system import quiet_tensorflow
+
+quiet_tensorflow.import_tensorflow()
 import tensorflow as tf
 from tensorflow.python.eager import context
 

@@ -237,7 +237,7 @@ def test_the_pooler_has_no_moments_and_keeps_its_weights(small_questions, tmp_pa
     assert "bert/pooler/dense/kernel/adam_m" not in tensors
 
 
-@pytest.mark.parametrize("name", ["weighted classes", "questions", "tags"])
+@pytest.mark.parametrize("name", ["weighted classes", "labels", "questions", "tags"])
 def test_two_replicas_and_micro_batches_train_to_the_same_weights(request, tmp_path, name):
     small, make = examples_of(request, name)
     run = make(stages=short(4))  # with dropout

@@ -623,7 +623,7 @@ def test_sigterm_saves_and_ends_with_its_code(files):
 
 
 @pytest.mark.skipif(not GLUE.exists(), reason="needs ../shared/data/glue")
-@pytest.mark.parametrize("name", ["CoLA", "STS-B", "RTE"])
+@pytest.mark.parametrize("name", ["CoLA", "MRPC", "STS-B", "RTE"])
 def test_real_sets_of_glue_are_read_trained_and_measured(files, name, tmp_path):
     settings = without(files, "train_file", "dev_file") | {
         "task_name": name,

@@ -563,7 +563,8 @@ def test_a_process_ends_in_one_line_at_a_damaged_record(files, small_corpus, man
     shape |= {"hidden_size": 8, "intermediate_size": 8}
     pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
     settings = files | SMALL | names | {"train_batch_size": 4096, "num_steps_per_epoch": 99}
-    process = start(settings | {"save_checkpoints_steps": 4}, stderr=subprocess.PIPE)
+    settings |= {"save_checkpoints_steps": 4}
+    process = start(settings, stderr=subprocess.PIPE, popen=subprocess.Popen)
     _, error = process.communicate()
     what = "its checksum does not match"
     assert_ended_at_a_record(process.returncode, error, where, what, files["model_dir"])
@@ -671,7 +672,7 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
         kills += process.wait() == -signal.SIGKILL
     # A busy machine may miss a moment, and the run comes to its end before.
     assert kills >= 3, f"only {kills} kills; seed {seed}, moments {moments}"
-    for process in (whole, start(settings)):
+    for process in (whole, start(settings, popen=subprocess.Popen)):
         output, _ = process.communicate()
         assert process.returncode == 0, output
     left, wanted = result(model_dir), result(tmp_path / "whole")

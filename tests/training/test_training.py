@@ -349,7 +349,7 @@ def test_a_run_that_cannot_go_on_says_where_and_keeps_its_last_checkpoint(small_
     assert checkpoints.CheckpointStore(tmp_path).latest() is not None
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (1, 4), (2, 2)])
 def test_the_row_whose_loss_is_not_finite_is_named(
     small_corpus, tmp_path, monkeypatch, replicas, accumulation
 ):
