@@ -2,8 +2,9 @@
 
     python benchmarks/same_hour_search.py --jobs=2
 
-Text and model are those of `same_hour.py`, and so are the arms: "now" is the demo's recipe, and the
-others change one ingredient of it. First the seconds of an update are measured, each arm's in turns
+A small BERT learns from the English text that comes with Python, in the same minutes by each arm of
+`same_hour.py`: "now" is the demo's recipe, "before" an older one, and the others change one
+ingredient of "now". First the seconds of an update are measured, each arm's in turns
 with those of "now". They fix the number of updates that fit into the minutes of a training, which
 then does not depend on what else the machine does. Where the optimizer is the ingredient, and in
 Hugging Face's way, the rate, 1 − β₁ and the weight decay are searched: the same number of
@@ -15,7 +16,6 @@ Needs torch, transformers, accelerate and matplotlib, and for the measurements a
 nothing else.
 """
 
-import dataclasses
 import math
 import shutil
 import sys
@@ -28,11 +28,6 @@ import stats
 import trials
 
 PEER = same_hour.PEER
-_OF_BOTH = (
-    *("training_minutes", "vocab_size", "documents", "num_hidden_layers", "hidden_size"),
-    *("num_attention_heads", "intermediate_size", "initial_stddev", "tokens", "beta_2"),
-    *("peer_warmup", "seeds"),
-)
 RATES = {  # of the arms that are searched
     "now": [1.25e-3, 1.25e-2],
     "now with LAMB": [2.5e-3, 2.5e-2],
@@ -41,7 +36,18 @@ RATES = {  # of the arms that are searched
     PEER: [3e-4, 3e-3],
 }
 SETTINGS = {
-    **{name: same_hour.SETTINGS[name] for name in _OF_BOTH},
+    "training_minutes": 3.0,
+    "vocab_size": 2048,
+    "documents": None,  # of the text; None: all
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "initial_stddev": 0.06,
+    "tokens": 2048,  # of a batch
+    "beta_2": 0.98,
+    "peer_warmup": 0.06,  # share of its updates
+    "seeds": 3,
     "arms": [*RATES, "before"]
     + [arm for arm in same_hour.ARMS if arm.startswith("now with") and arm not in RATES],
     "rounds": 2,  # of measurements
@@ -52,7 +58,7 @@ SETTINGS = {
     "weight_decay": [5e-3, 0.2],
     "evaluations": 6,  # of a training, besides the last
 }
-SOME = {"rate": 1e-3, "one_minus_beta_1": 0.1, "weight_decay": 0.1}  # for measurements
+SOME = {"rate": 1e-3, "one_minus_beta_1": 0.1, "weight_decay": 0.1}  # where speeds are measured
 OF_BEFORE = {"rate": 8e-3, "one_minus_beta_1": 0.1, "weight_decay": 0.01}
 
 
@@ -203,25 +209,6 @@ def run(options, settings, trial, records):
     return found
 
 
-def run_of(folder, settings, trial, values):
-    """The run of one of our arms."""
-    ingredients = same_hour.ARMS[trial["arm"]]
-    kind = ingredients["optimizer"]
-    given = {f"{kind}_rate": values["rate"], f"{kind}_decay": values["weight_decay"]}
-    made = same_hour.run_of(folder, settings | given, ingredients, trial["seed"])
-    momentum = 1 - values["one_minus_beta_1"]
-    of_matrices = {"settings": {"momentum": momentum}}
-    changed = of_matrices if kind in ("orscale", "muon") else {"beta_1": momentum}
-    optimizer = dataclasses.replace(made.optimizer, **changed)
-    stages = made.stages
-    if "updates" in values:
-        stages = tuple(
-            dataclasses.replace(s, steps=n, warmup_steps=round(s.warmup_steps * n / s.steps))
-            for s, n in zip(stages, values["updates"], strict=True)
-        )
-    return dataclasses.replace(made, optimizer=optimizer, stages=stages, minutes=None)
-
-
 def speeds(folder, model_dir, settings, trial):
     """The seconds of an update of each stage, and of tracing and compiling all of them `once`.
 
@@ -255,7 +242,7 @@ def speeds(folder, model_dir, settings, trial):
 def stages_to_measure(folder, settings, trial):
     """An arm's stages, each traced and compiled, on a model of its own."""
     options, engine = trials.loop_options_and_engine(steps_per_loop=50)
-    made = run_of(folder, settings, trial, SOME)
+    made = same_hour.run_of(folder, settings, trial, SOME | {"updates": None})
     return [Measured(made, stage, options, engine) for stage in made.stages]
 
 
@@ -287,9 +274,7 @@ def seconds_of_peer(folder, model_dir, settings, trial, turn):
     """The seconds of some of the peer's updates; `turn()` is called between them."""
     import transformers
 
-    theirs, train_for = same_hour.peer(
-        folder, model_dir, settings | {"peer_rate": SOME["rate"]}, trial["seed"]
-    )
+    _, train_for = same_hour.peer(folder, model_dir, settings, trial["seed"], SOME)
     seconds, in_a_row = [], 8  # the first is left out: turns leave the caches to others
 
     class Turns(transformers.TrainerCallback):
@@ -301,13 +286,13 @@ def seconds_of_peer(folder, model_dir, settings, trial, turn):
                 turn()
             self.last = time.monotonic()
 
-    train_for(in_a_row * max(1, round(settings["measured_seconds"] / 4)), theirs, [Turns()])
+    train_for(in_a_row * max(1, round(settings["measured_seconds"] / 4)), [Turns()])
     return seconds
 
 
 def train_ours(folder, model_dir, settings, trial, values):
     """Trains one of our arms; returns what `scores` returns, and the curve."""
-    made = run_of(folder, settings, trial, values)
+    made = same_hour.run_of(folder, settings, trial, values)
     every = max(1, sum(values["updates"]) // (1 + settings["evaluations"]))
     trainer = trials.trainer(
         made,
@@ -334,15 +319,7 @@ def train_peer(folder, model_dir, settings, trial, values):
     import hugging_face
     import transformers
 
-    theirs, train_for = same_hour.peer(
-        folder,
-        model_dir,
-        settings | {"peer_rate": values["rate"]},
-        trial["seed"],
-        weight_decay=values["weight_decay"],
-        adam_beta1=1 - values["one_minus_beta_1"],
-        adam_beta2=settings["beta_2"],
-    )
+    theirs, train_for = same_hour.peer(folder, model_dir, settings, trial["seed"], values)
     (steps,) = values["updates"]
     config = trials.config_of(folder, settings, 128, settings["initial_stddev"])
     batches = same_hour.held_out(folder, config)
@@ -355,7 +332,7 @@ def train_peer(folder, model_dir, settings, trial, values):
                 values = {"masked_lm_loss": loss, "masked_lm_accuracy": accuracy}
                 curve.append({"step": state.global_step, **values})
 
-    train_for(steps, theirs, [Evaluate()])
+    train_for(steps, [Evaluate()])
     found = [hugging_face.evaluate(theirs, batches, "logits", half) for half in halves(batches)]
     return scores(found) | {"curve": curve}
 
@@ -469,14 +446,12 @@ CLAIM = claim.of(
     "What a small BERT learns in the same time",
     results="same_hour_search",
     trials=all_trials,
-    pictures={"_search": draw},
     flags={
         "seeds": (int, "seeds: 1, 2, …, of each arm (3)"),
         "arms": (claim.comma_separated, "names of arms, `now` among them (all)"),
     },
     lost="the loss is not a number",
     extent=("seeds", "trials", "arms"),
-    suffix=" of the search",
 )
 
 

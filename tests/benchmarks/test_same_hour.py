@@ -10,7 +10,6 @@ import same_hour
 import same_hour_search as search
 
 from official_bert import demo, recipes
-from official_bert.training import budget
 
 TINY = {
     "training_minutes": 0.5,
@@ -19,19 +18,21 @@ TINY = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "tokens": 256,
-    "eval_steps": 50,
+    "evaluations": 2,
 }
 VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
 
 
+VALUES = {"rate": 4e-3, "one_minus_beta_1": 0.05, "weight_decay": 0.1, "updates": None}
+
+
 @pytest.mark.parametrize("arm", same_hour.ARMS)
-def test_every_arm_is_a_run_for_the_time(arm, tmp_path):
+def test_every_arm_is_a_run_with_its_ingredients(arm, tmp_path):
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    settings, ingredients = same_hour.SETTINGS, same_hour.ARMS[arm]
-    run = same_hour.run_of(tmp_path, settings, ingredients, 7)
+    settings, ingredients = search.SETTINGS, same_hour.ARMS[arm]
+    run = same_hour.run_of(tmp_path, settings, {"arm": arm, "seed": 7}, VALUES)
     assert run.seed == 7
     assert run.optimizer.type == ingredients["optimizer"]
-    assert run.minutes == settings["training_minutes"]
     shares = ingredients.get("batch_shares", [1] * len(run.stages))
     assert [stage.tokens for stage in run.stages] == [s * settings["tokens"] for s in shares]
     assert run.stages[-1].end_learning_rate == 0
@@ -39,9 +40,13 @@ def test_every_arm_is_a_run_for_the_time(arm, tmp_path):
 
 def test_now_is_the_recipe_of_the_demo(tmp_path):
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    run = same_hour.run_of(tmp_path, same_hour.SETTINGS, same_hour.NOW, 7)
+    run = same_hour.run_of(tmp_path, search.SETTINGS, {"arm": "now", "seed": 7}, VALUES)
     recipe = recipes.demo()
-    assert run.optimizer == recipe.optimizer
+    momentum = run.optimizer.settings["momentum"]
+    assert momentum == 0.95
+    assert (
+        dataclasses.replace(run.optimizer, settings=recipe.optimizer.settings) == recipe.optimizer
+    )
     stages = [dataclasses.replace(stage, input_files=()) for stage in run.stages]
     assert stages == list(recipe.stages)
     config = dataclasses.asdict(run.config)
@@ -55,52 +60,6 @@ def test_the_peers_text_is_cut_into_blocks_without_an_end_that_is_too_short():
     blocks = same_hour._blocks("10 11\n\n12\n13\n", tokenizer, 4)
     assert [block["input_ids"] for block in blocks] == [[2, 10, 11, 3], [2, 12, 3, 2]]
     assert all(block["attention_mask"] == [1] * 4 for block in blocks)
-
-
-def test_an_arm_is_compared_with_now_seed_by_seed():
-    settings = same_hour.SETTINGS | {"arms": ["before", "now"]}
-    losses = {("before", 1): 4.0, ("before", 2): 4.2, ("now", 1): 3.5, ("now", 2): 3.5}
-    work = [
-        claim_studies.record(
-            {"arm": arm, "seed": seed},
-            curve=[{"step": 1000, "seconds": 60.0, "masked_lm_loss": loss}],
-            report=loss,
-            report_accuracy=30.0,
-        )
-        for (arm, seed), loss in losses.items()
-    ]
-    head, before, now = same_hour.tables(work, settings)["arms"]
-    assert dict(zip(head, before, strict=True)) == {
-        "ingredients": "before",
-        "updates": "1,000",
-        "runs": 2,
-        "held-out loss": "4.100 ± 0.141",
-        "accuracy": "30.0 ± 0.0 %",
-        "less that of now": "+0.600 ± 1.271",
-    }
-    assert now[-1] == "–"
-
-
-def test_unknown_arms_are_refused():
-    assert "got after" in same_hour.problem(same_hour.SETTINGS | {"arms": ["now", "after"]})
-    assert same_hour.problem(same_hour.SETTINGS) is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arm", ["now", same_hour.PEER])
-def test_both_sides_are_scored_on_the_same_rows(arm, tmp_path, monkeypatch):
-    for peer in ("torch", "transformers", "accelerate"):
-        peers.load(peer)
-    settings = same_hour.SETTINGS | TINY
-    monkeypatch.setattr(budget, "fix", three_updates)  # no clock of a busy machine
-    same_hour.make_data(tmp_path, settings)
-    model_dir = tmp_path / "model"
-    model_dir.mkdir()
-    same_hour.train(tmp_path, model_dir, settings, {"arm": arm, "seed": 1})
-    found = same_hour.results_in(model_dir)
-    assert 3 < found["report"] < 6  # 5.7: the vocabulary
-    if arm == same_hour.PEER:
-        assert found["report"] == found["curve"][-1]["masked_lm_loss"]
 
 
 def of_search(part, arm, number=1, seed=1, **values):
@@ -155,7 +114,7 @@ def test_a_point_of_a_search_is_nows_run_with_other_values(arm, tmp_path):
     values = search.values_of(search.SETTINGS, point, measured(arm))
     low, high = search.RATES[arm]
     assert values["rate"] == pytest.approx((low * high) ** 0.5)
-    run = search.run_of(tmp_path, search.SETTINGS, point, values)
+    run = same_hour.run_of(tmp_path, search.SETTINGS, point, values)
     now = recipes.demo()
     assert [stage.steps for stage in run.stages] == values["updates"] == [425, 1275]
     assert [stage.tokens for stage in run.stages] == [stage.tokens for stage in now.stages]
@@ -178,10 +137,10 @@ def test_an_ingredient_changes_nows_best_run_in_one_respect(arm, tmp_path):
     values = search.values_of(search.SETTINGS, point, work)
     best = search.OF_BEFORE if arm == "before" else work[-2]["values"]
     assert {name: values[name] for name in search.SOME} == {n: best[n] for n in search.SOME}
-    run = search.run_of(tmp_path, search.SETTINGS, point, values)
+    run = same_hour.run_of(tmp_path, search.SETTINGS, point, values)
     assert sum(0.1 * stage.steps for stage in run.stages) == pytest.approx(170, abs=0.3)
     of_now = search.trial("arm", "now", None, 2)
-    assert run != search.run_of(tmp_path, search.SETTINGS, of_now, work[-2]["values"])
+    assert run != same_hour.run_of(tmp_path, search.SETTINGS, of_now, work[-2]["values"])
 
 
 def test_a_search_waits_for_all_measurements_and_its_best_for_the_search():
@@ -248,10 +207,10 @@ def test_a_search_refuses_arms_that_it_cannot_set():
 
 
 def test_only_mask_tokens_replace_what_is_predicted(tmp_path):
-    settings = same_hour.SETTINGS | TINY | {"arms": ["now with [MASK] only"]}
+    arm = "now with [MASK] only"
+    settings = search.SETTINGS | TINY | {"arms": [arm]}
     same_hour.make_data(tmp_path, settings)
-    ingredients = same_hour.ARMS["now with [MASK] only"]
-    run = same_hour.run_of(tmp_path, settings, ingredients, 7)
+    run = same_hour.run_of(tmp_path, settings, {"arm": arm, "seed": 7}, VALUES)
     stage = run.stages[0]
     for held_out in (False, True):
         batches = run.task.batches(
@@ -275,8 +234,7 @@ def test_only_mask_tokens_replace_what_is_predicted(tmp_path):
 def test_a_point_is_scored_on_both_halves_of_the_held_out_rows(arm, tmp_path):
     for peer in ("torch", "transformers", "accelerate"):
         peers.load(peer)
-    names = TINY.keys() - {"eval_steps"}
-    settings = search.SETTINGS | {name: TINY[name] for name in names} | {"evaluations": 2}
+    settings = search.SETTINGS | TINY
     same_hour.make_data(tmp_path, settings | {"arms": ["now"]})
     model_dir = tmp_path / "model"
     model_dir.mkdir()
@@ -288,8 +246,3 @@ def test_a_point_is_scored_on_both_halves_of_the_held_out_rows(arm, tmp_path):
     assert 3 < found["select"] < 7  # 5.7: the vocabulary
     assert 0 < abs(found["select"] - found["report"]) < 0.5
     assert [point["step"] for point in found["curve"]] == ([1, 2, 3] if of_peer else [2, 3, 4, 6])
-
-
-def three_updates(run, *_):
-    stages = [dataclasses.replace(stage, steps=3, warmup_steps=1) for stage in run.stages]
-    return dataclasses.replace(run, stages=tuple(stages), minutes=None)
