@@ -22,7 +22,7 @@ sys.path += [str(ROOT / "benchmarks/claims"), str(ROOT)]
 MARKED = re.compile(r"<!-- table: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 MODULES = (  # studies; one without kept records changes nothing
     *("batch_scaling", "lars", "legw", "mixed_batch", "variants", "stacking_study"),
-    *("learning_curves", "fine_tuning_scores", "install_matrix", "row_filling", "same_hour"),
+    *("learning_curves", "fine_tuning_scores", "install_matrix", "row_filling"),
     *("same_hour_search", "semantic_search"),
 )
 

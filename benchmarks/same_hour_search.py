@@ -425,15 +425,17 @@ def draw(work, settings):
     """Held-out loss over minutes, a line per seed."""
     found = by_arm(work, settings)
     figure, ((axis,),) = stats.figure(1, 1, (8, 5))
-    shown = [arm for arm in ("before", "now", PEER) if arm in found]
+    shown = [arm for arm in (*RATES, "before") if arm in found]
+    named = len(shown)
     shown += [arm for arm in found if arm not in shown]
     for number, arm in enumerate(shown):
-        color = f"C{number}" if number < 3 else "#bbbbbb"
+        color = f"C{number}" if number < named else "#bbbbbb"
         for index, run in enumerate(found[arm]):
             minutes = [minutes_at(run["values"], point["step"]) for point in run["curve"]]
             losses = [point["masked_lm_loss"] for point in run["curve"]]
-            label = (arm if number < 3 else "other ingredients" * (number == 3)) * (not index)
-            style = {"color": color, "zorder": 3 if number < 3 else 1, "lw": 1.6}
+            label = arm if number < named else "now with another ingredient"
+            label = label * (index == 0 and number <= named)
+            style = {"color": color, "zorder": 3 if number < named else 1, "lw": 1.6}
             axis.plot(minutes, losses, ".-", label=label or None, **style)
     axis.set(xlabel="minutes of training", ylabel="held-out masked-LM loss, nats")
     axis.legend()

@@ -395,9 +395,8 @@ def bert_base_budget(hours: float) -> Recipe:
                8 A100, 83.3 after 3.8 h) has the batch, the masks, bf16 and no next sentence, with
                AdamW and another architecture; the academic budget (BERT-Base's level after 24 h on
                8 GPUs of 12 GB) the batch, the length and no next sentence, with AdamW.
-    Measured here: the ingredients on two layers of width 128, with one seed
-               (`docs/evidence/same_hour.md`). No run at this size: the rate, 1e-3, is a guess; try
-               half and twice that value.
+    Measured here: the ingredients on two layers of width 128 (`docs/evidence/same_hour.md`). No run
+               at this size: the rate, 1e-3, is a guess; try half and twice that value.
     """
     first = _stage_128(
         steps=9_000,
