@@ -67,11 +67,6 @@ class Classify(FineTuning):
     do_predict: bool = setting("Predict the test set, or --predict_file.", False)
 
 
-_METRICS = {  # of a user's own tables, by the kind of their labels
-    "Classes": ("accuracy", "f1_macro", "matthews_correlation"),
-    "Numbers": ("pearson", "spearman"),
-    "LabelSets": ("f1_micro", "f1_macro", "mean_average_precision"),
-}
 _NAMES = ("sentence1_column", "sentence2_column", "label_column")
 _COLUMNS = (*_NAMES, "label_type", "multi_label")
 _GLUE = {"data_dir": (["task_name"], "Give the folder of its files.")}
@@ -210,10 +205,15 @@ def _sets_of_tables(args, config):
             found = labels.find_label_sets(examples)
         else:
             found = labels.find_classes(examples, numbers_are_classes="label_type" in args.given)
+    metrics = {
+        labels.Classes: ("accuracy", "f1_macro", "matthews_correlation"),
+        labels.Numbers: ("pearson", "spearman"),
+        labels.LabelSets: ("f1_micro", "f1_macro", "mean_average_precision"),
+    }
     vocabulary = {"vocab_file": args.vocab_file, "do_lower_case": args.do_lower_case}
     return glue.Sets(
         task=Classification(labels=found, columns=columns, **vocabulary),
-        metrics=_METRICS[type(found).__name__],
+        metrics=metrics[type(found)],
         train_file=args.train_file,
         dev_files={"eval": args.dev_file} if args.dev_file else {},
         unlabelled=_own_unlabelled(args, columns),
