@@ -5,12 +5,12 @@
 A small BERT learns from the English text that comes with Python, in the same minutes by each arm of
 `same_hour.py`: "now" has the demo's stages, rows and optimizer, "before" those of an older demo,
 and the others change one ingredient of "now". First the seconds of an update are measured, each
-arm's in turns with those of "now". They fix the number of updates that fit into the minutes of a training, which
-then does not depend on what else the machine does. Where the optimizer is the ingredient, and in
-Hugging Face's way, the rate, 1 − β₁ and the weight decay are searched: the same number of
-quasi-random points for each. The best by one half of the held-out batches trains with more seeds
-and is reported on the other half. Every other arm takes the best values of "now", and "before" its
-own.
+arm's in turns with those of "now". They fix the number of updates that fit into the minutes of a
+training, which then does not depend on what else the machine does. Where the optimizer is the
+ingredient, and in Hugging Face's way, the rate, 1 − β₁ and the weight decay are searched: the same
+number of quasi-random points for each. The best by one half of the held-out batches trains with
+more seeds and is reported on the other half. Every other arm takes the best values of "now", and
+"before" its own.
 
 Needs torch, transformers, accelerate and matplotlib, and for the measurements a machine that does
 nothing else.
