@@ -38,7 +38,8 @@ try:
 
     from official_bert.system import child_commands
 except ImportError as error:
-    sys.exit(f"This needs {error.name}, which is not installed. {NEEDED}")
+    reason = f"This needs {error.name}, which is not installed." if error.name else f"{error}."
+    sys.exit(f"{reason} {NEEDED}")
 
 ROOT = evidence.ROOT
 
