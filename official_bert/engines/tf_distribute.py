@@ -104,6 +104,9 @@ class TfDistribute(Engine):
         """
         make_input = self._graph_input if self._hosts_run_no_python else self._python_input
         for_host = make_input(open_batches, steps, on_read)
+        if self.num_replicas == 1 and not (self._hosts_run_no_python or self.runs_on_accelerator()):
+            # Nothing is copied to a device, and no tuner is waited for; see `_untuned`.
+            return iter(for_host(tf.distribute.InputContext()))
         return iter(self._strategy.distribute_datasets_from_function(for_host))
 
     def validate(self, batches: "Batches") -> None:
@@ -134,7 +137,7 @@ class TfDistribute(Engine):
                 }
 
             dataset = batches.dataset(steps, context.input_pipeline_id, hosts)
-            return dataset.map(divided).unbatch().prefetch(2 * replicas)
+            return _untuned(dataset.map(divided).unbatch().prefetch(2 * replicas))
 
         return for_host
 
@@ -158,7 +161,7 @@ class TfDistribute(Engine):
                 for name, spec in batches.element_spec.items()
             }
             dataset = tf.data.Dataset.from_generator(replica_batches, output_signature=signature)
-            return dataset.prefetch(2 * replicas)
+            return _untuned(dataset.prefetch(2 * replicas))
 
         return for_host
 
@@ -249,6 +252,17 @@ def _is_of_reading(error):
     """Whether a loop's error comes from its input: it reads no other files."""
     of_files = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
     return isinstance(error, of_files) or bool(_REFUSED.search(str(error)))
+
+
+def _untuned(dataset):
+    """The dataset without TensorFlow's tuner, which has nothing to tune here.
+
+    An iterator is not freed before its tuner has slept, up to a minute: so long a stage and the run
+    would wait at their end. The iterators that `tf.distribute` makes for devices keep theirs.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _shard(strategy):

@@ -40,6 +40,13 @@ def test_every_replica_gets_its_rows_of_each_global_batch_in_order(replicas):
         np.testing.assert_array_equal(rows[:, 0], 100 * step + np.arange(8))
 
 
+def test_one_replica_on_a_cpu_reads_without_a_tuner_to_wait_for():
+    feed = TfDistribute(tf.distribute.MirroredStrategy(["CPU:0"])).feed(CountedBatches, range(2))
+    assert isinstance(feed, tf.data.Iterator)  # one of tf.distribute would have a tuner of its own
+    assert not feed._dataset.options().autotune.enabled
+    assert [batch["input_ids"].numpy()[0, 0] for batch in feed] == [0, 100]
+
+
 def test_each_name_gives_its_strategy():
     assert isinstance(strategies.make_strategy("mirrored", 0), tf.distribute.MirroredStrategy)
     assert isinstance(strategies.make_strategy("one_device", 0), tf.distribute.OneDeviceStrategy)
