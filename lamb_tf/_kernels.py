@@ -35,7 +35,7 @@ from lamb_tf.compile_target import KNOWS_XLA, compiles_for_cpu, in_xla, target
 if BACKEND == "tensorflow":
     import tensorflow as tf
 
-    # Private, as there is no public way: without it XLA's kernels are slower, and no less right.
+    # Private; no public name exists. Without it XLA's kernels are slower, and just as correct.
     try:
         from tensorflow.compiler.tf2xla.python.xla import optimization_barrier
     except ImportError:
@@ -49,12 +49,12 @@ elif BACKEND == "jax":
 ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow makes a new resource each time
 STACKED_ELEMENTS = 2**14  # larger tensors are not worth a copy
 GATHERED_ELEMENTS = 2**12  # of a tensor whose norm is computed with others, on JAX
-BLOCK_ELEMENTS = 2**17  # of float32, with what is made of them, in the cache of a core
+BLOCK_ELEMENTS = 2**17  # of float32; with intermediate results they fit in a core's cache
 TINY = 1e-30  # an ε this small may be 0 where it is used: subnormal numbers are flushed
 
 
 def in_compiled_graph() -> bool:
-    """Whether what is being run will be fused by a compiler."""
+    """Whether a compiler will fuse this program."""
     return BACKEND == "jax" or in_xla()
 
 
@@ -88,8 +88,8 @@ AdamScalars = namedtuple("AdamScalars", "beta1_power beta2_power lr beta1 beta2 
 class AdamDirection:
     """`moments` and `direction` of LAMB in one pass of all cores, by TensorFlow's kernel for Adam.
 
-    With c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε), so that u is what Adam's step of
-    the rate −√c₂ / c₁ makes of λ x:
+    With c = 1 − βᵗ, m̂ / (√v̂ + ε) = (√c₂ / c₁) m / (√v + √c₂ ε), so that Adam's step with
+    the rate −√c₂ / c₁ turns λ x into u:
 
         m ← β₁ m + (1 − β₁) g
         v ← β₂ v + (1 − β₂) g²
@@ -105,10 +105,10 @@ class AdamDirection:
 
     @staticmethod
     def computes(betas: Sequence[float], epsilon: float) -> bool:
-        """Whether there is such a kernel here, and it has all digits.
+        """Whether this kernel exists here and is exact.
 
-        It has m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0. XLA cannot
-        compile the resource, so graphs for XLA must be known.
+        It computes m + (g − m)(1 − β), inexact for a small β, and divides by ε where v = 0. XLA
+        cannot compile the resource, so graphs for XLA must be known.
         """
         return KNOWS_XLA and min(betas) >= 0.5 and epsilon > TINY
 
@@ -119,7 +119,7 @@ class AdamDirection:
         epsilon: float,
         finite: Tensor | None,
     ) -> AdamScalars:
-        """What all tensors share, of (β₁, β₂), (c₁, c₂) and ε; `finite` as in `where_finite`."""
+        """Scalars shared by all tensors; `corrections`: (c₁, c₂); `finite`: see `where_finite`."""
         root = ops.sqrt(corrections[1])
         beta_1, beta_2 = (tf.constant(beta, root.dtype) for beta in betas)
         if finite is not None:
@@ -151,13 +151,13 @@ class AdamDirection:
 
 
 class AdamDirectionOnTorch:
-    """The same by torch's fused kernel for Adam, which has many tensors of a CPU in one call."""
+    """The same by torch's fused kernel for Adam, which takes many tensors of a CPU in one call."""
 
     @staticmethod
     def computes(epsilon: float, variables: Variables, use_ema: bool) -> bool:
-        """Whether there is such a kernel here; it divides by ε where v = 0.
+        """Whether this kernel exists here; it divides by ε where v = 0.
 
-        Averages are an operation after the other, for which `parts` had better stack variables.
+        Not with averages: they take one operation after another, so stacked variables are faster.
         """
         exact = epsilon > TINY and not use_ema
         return exact and _are_on_cpu(variables) and hasattr(torch, "_fused_adam_")
@@ -165,7 +165,7 @@ class AdamDirectionOnTorch:
     def scalars(
         self, betas: Sequence[float], corrections: Sequence[Tensor], epsilon: float, _: None
     ) -> dict[str, Any]:
-        """What all tensors share: the arguments of the kernel."""
+        """Scalars shared by all tensors: the arguments of the kernel."""
         root = math.sqrt(corrections[1])
         rate, beta_1, beta_2 = -root / float(corrections[0]), *betas
         options = {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
@@ -182,7 +182,7 @@ class AdamDirectionOnTorch:
         """u of each tensor, with new m and v in `states`; `scalars` are `coefficients` of LAMB."""
         m, v = ([read(state[name]) for state in states] for name in ("m", "v"))
         wide = [x.to(slot.dtype) for x, slot in zip(xs, m)]
-        # The kernel takes the elements as they lie in memory, where weights may be by columns.
+        # The kernel takes the elements in memory order, and weights may be stored by columns.
         us = [u.contiguous() for u in torch._foreach_mul(wide, decays)]
         gs = [g.contiguous() for g in gs]
         steps = [torch.tensor(math.inf)] * len(us)  # 1 − βᵗ = 1: the rate has the corrections
@@ -191,18 +191,18 @@ class AdamDirectionOnTorch:
 
 
 class MomentumOnTorch:
-    """LARS with the ratio before the momentum, on a CPU: four operations of torch for a tensor.
+    """LARS with the ratio before the momentum, on a CPU: four torch operations per tensor.
 
     They write into the slot and the variable, so that small tensors need not be stacked.
     """
 
     @staticmethod
     def computes(variables: Variables, use_ema: bool) -> bool:
-        """Whether there is such a kernel here."""
+        """Whether this kernel exists here."""
         return BACKEND == "torch" and _are_on_cpu(variables) and not use_ema
 
     def of_all(self, xs: Sequence, gs: Iterable, *_: object) -> list:
-        """u of each tensor: its gradient; a copy where that is a variable, which moves, too."""
+        """u of each tensor: its gradient; a copy if that is itself a variable of this step."""
         moving = {x.data_ptr() for x in xs}
         return [g.clone() if g.data_ptr() in moving else g for g in gs]
 
@@ -228,7 +228,7 @@ def _are_on_cpu(variables):
 def adam_direction(
     betas: Sequence[float], epsilon: float, variables: Variables, use_ema: bool
 ) -> Any:
-    """The kernel that computes `moments` and `direction` of LAMB; None where there is none."""
+    """The kernel that computes `moments` and `direction` of LAMB; None if none exists here."""
     if BACKEND == "torch":
         computes = AdamDirectionOnTorch.computes(epsilon, variables, use_ema)
         return AdamDirectionOnTorch() if computes else None
@@ -253,7 +253,7 @@ def subtract(x: Tensor, step_size: Tensor, u: Tensor, axes: Sequence[int] = ()) 
 def zeros_if_nonfinite(
     finite: Tensor | None, gradients: Sequence[Tensor], variables: Variables
 ) -> Sequence[Tensor]:
-    """The gradients, or zeros where they are not finite: what the kernels above can be given.
+    """The gradients, or zeros where they are not finite, as input for the kernels above.
 
     XLA's kernels select by themselves. The gradients are passed on, not copied.
     """
@@ -275,7 +275,7 @@ def where_finite(finite: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
 
 
 def square_root(x: Tensor) -> Tensor:
-    """√x, with a derivative of 0 at 0: that of √ is ∞ there, and times 0 not a number.
+    """√x, with a derivative of 0 at 0; the derivative of √ is ∞ there, and ∞ · 0 is NaN.
 
     For XLA the value is a plain √. A selection after it costs nothing, so XLA would compute all
     norms again in the kernel of each tensor, and compile three times as long.
@@ -333,7 +333,7 @@ def uniform(shape: Sequence[int], seed: Tensor) -> Tensor:
 
 
 class Part(NamedTuple):
-    """A variable, or several as a `Stack`, with all that a step of it takes."""
+    """A variable, or several as a `Stack`, with all inputs of its step."""
 
     positions: list[int]  # of the variables, among those of the step
     variable: Any
@@ -362,12 +362,12 @@ def parts(
     may_stack: bool,
     is_elementwise: bool,
 ) -> list[Part]:
-    """The variables, small ones of a shape together where an operation costs time for each.
+    """The variables; small ones of a shape are stacked where each operation has a fixed cost.
 
-    It does to call, on torch, unless a kernel has many tensors in one call; and to compile, on JAX
-    for a CPU. There elementwise kernels of a shape are compiled once, and XLA joins and cuts
-    tensors slowly, so those are left apart. So are variables that are divided over devices, in
-    slices or of 16 bits.
+    On torch the cost is the call, unless a kernel takes many tensors in one call; on JAX for a CPU
+    it is compilation. There elementwise kernels of a shape are compiled once, and XLA joins and
+    cuts tensors slowly, so those are not stacked. Neither are variables that are divided over
+    devices, in slices or of 16 bits.
     """
     kinds: dict[object, list[int]] = {}
     may_stack &= BACKEND == "torch" or (_jax_gathers() and not is_elementwise)
@@ -412,7 +412,7 @@ def _jax_for_cpu():
 
 
 def _jax_gathers():
-    """Whether small tensors are gathered on JAX: not what several devices divide."""
+    """Whether small tensors are gathered on JAX: only on a single device, a CPU."""
     return _jax_for_cpu() and jax.device_count() == 1
 
 
@@ -473,7 +473,7 @@ def is_worth_blocks(x: Tensor) -> bool:
 def in_blocks(function: Callable, tensors: dict, scalars: dict) -> Tensor:
     """u of `function(**tensors, **scalars)`, which returns u and new slots, block by block.
 
-    A block and what is made of it stay in a core's cache. The slots are written into the old ones.
+    A block and its results stay in a core's cache. New slots overwrite the old ones.
     """
     # Weights may be stored by columns. Slots, which are written to, must not be copied: view.
     u = torch.empty_like(tensors["x"], memory_format=torch.contiguous_format)
@@ -506,7 +506,7 @@ def groups(shapes: Sequence[Sequence[int]]) -> list[range]:
 
 
 def control_dependencies(tensors: Sequence[Tensor]) -> AbstractContextManager:
-    """The context in which operations wait for `tensors`: bounds what is in memory at once."""
+    """The context in which operations wait for `tensors`: bounds the memory in use."""
     return tf.control_dependencies(tensors) if BACKEND == "tensorflow" else contextlib.nullcontext()
 
 
@@ -523,7 +523,7 @@ def sums_of_squares(
         norms = [torch.linalg.vector_norm(x, dim=_rest(x, own)) for x, own in zip(tensors, axes)]
         return torch.square(torch.cat([norm.reshape(-1) for norm in norms]))
     if BACKEND == "tensorflow" and not in_compiled_graph():
-        # In one pass of each, on all cores; of rows there is no such kernel.
+        # One pass per tensor, on all cores; no such kernel for rows.
         if not any(axes):
             return 2.0 * tf.stack([tf.raw_ops.L2Loss(t=x) for x in tensors])
         sums = [
@@ -543,7 +543,7 @@ def sums_of_squares(
 def _sums_of_squares_gathered(tensors):
     """Σ x² of each tensor, small ones of a shape in one kernel.
 
-    XLA for a CPU makes three kernels of a sum; of what is larger they cost less than the copy.
+    XLA for a CPU splits a sum into three kernels; for large tensors that is cheaper than copying.
     """
     kinds: dict[object, list[int]] = {}
     for i, x in enumerate(tensors):
@@ -573,21 +573,21 @@ def sums_of_squares_by_device(parts: Sequence[tuple], dtype: str) -> Tensor:
 
 
 def _apart(tensors):
-    """Tensors that XLA, rewriting the graph for a CPU, does not merge with what uses them.
+    """Barrier: keeps XLA for CPUs from fusing the tensors into their users.
 
-    There it would write out a square and add it up with scalars; so the sum becomes one fast pass.
-    Any other device fuses the two best by itself. (One barrier for all: each takes TensorFlow some
-    milliseconds to compile.)
+    Otherwise it would write out a square and add it up with scalar instructions; with the barrier,
+    the sum is one fast pass. On other devices the two are best fused. (One barrier for all: each
+    takes TensorFlow some milliseconds to compile.)
     """
     barred = compiles_for_cpu() and optimization_barrier
     return optimization_barrier(*tensors) if barred else tensors
 
 
 def apart(x: Any) -> Any:
-    """x, which a program of JAX for a GPU or a TPU computes apart from what uses it.
+    """Barrier: keeps XLA from fusing x into its users; on JAX for GPUs and TPUs.
 
-    Kernels that read elements of one vector are merged across tensors by XLA for GPUs: it compiles
-    them twice as long, and then copies moments that each alone would overwrite in place.
+    XLA for GPUs would merge kernels of several tensors that read elements of one vector. That takes
+    twice as long to compile, and moments are then copied that separate kernels overwrite in place.
     """
     return jax.lax.optimization_barrier(x) if BACKEND == "jax" and not _jax_for_cpu() else x
 
@@ -596,8 +596,8 @@ def unstack(vector: Tensor, counts: Sequence[int] | None = None) -> Sequence[Ten
     """The elements of a vector as scalars; where a count is given, this many of them as a vector.
 
     XLA for a CPU would merge a slice at a fixed position into the kernel that uses it, and so
-    compile each of them, though all tensors of a shape could share theirs. Of a gather the
-    positions remain an argument, if they are more than one. For other devices see `apart`.
+    compile each of them, though all tensors of a shape could share one. The positions of a gather
+    remain an argument if there are several. For other devices see `apart`.
     """
     gathers = compiles_for_cpu() or _jax_for_cpu()
     if not gathers and not any(counts or ()):

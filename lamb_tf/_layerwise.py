@@ -1,7 +1,8 @@
 """A step of a layerwise optimizer: its order, in `apply`, and the hooks of the subclasses.
 
-`docs/algorithm.md` gives the reasons. `lamb.py` and `lars.py` hold the equations, `_state.py` what
-a step changes; `_replicas.py` and `_kernels.py` know what TensorFlow, JAX and torch do differently.
+`docs/algorithm.md` gives the reasons. `lamb.py`, `lars.py` and `orscale.py` hold the equations,
+`_state.py` the state, `_replicas.py` and `_kernels.py` the differences between TensorFlow, JAX and
+torch.
 """
 
 import functools
@@ -20,7 +21,7 @@ from lamb_tf._types import Bounds, Slots, Tensor, Variables
 
 
 class Scalars(NamedTuple):
-    """What all tensors of an update share; tensors without axes, in the type of the arithmetic."""
+    """Scalars shared by all tensors of an update, in the type of the arithmetic."""
 
     step: object  # t = 1, 2, …
     learning_rate: object
@@ -31,8 +32,8 @@ class Scalars(NamedTuple):
 class LayerwiseOptimizer(OptimizerState):
     """An optimizer whose step in each tensor is scaled by that tensor's trust ratio, φ(‖x‖)/‖u‖.
 
-    A subclass names its slots and hyperparameters, and says how the gradient moves the slots
-    (`moments`) and what u is (`direction`); where its equations differ, also the ratio
+    A subclass names its slots and hyperparameters, and defines how the gradient moves the slots
+    (`moments`) and the direction u (`direction`); where its equations differ, also the ratio
     (`trust_ratio`) and the movement along u (`move`). These take and return tensors of one variable
     in the type of the arithmetic, which is float32, or float64 where any of the variables is.
     """
@@ -50,7 +51,7 @@ class LayerwiseOptimizer(OptimizerState):
         self._fused_update_ema = compiled(self._update_ema)
 
     def _has_equations_of(self, owner):
-        """Whether a kernel for that class may stand for the equations: no subclass has others."""
+        """Whether a kernel for that class may replace the equations: none is overridden."""
         names = "moments", "direction", "move"
         own = all(getattr(type(self), name) is getattr(owner, name) for name in names)
         return self.has_kernels and own
@@ -135,7 +136,7 @@ class LayerwiseOptimizer(OptimizerState):
             _replicas.merge_replicas(self._when_due(update, variables), [*grads, *noise])
 
     def _squares_of_shares(self, grads, variables, are_summed):
-        """Squared norms of what this replica's micro-batches give the gradient so far, in a list.
+        """Squared norms of this replica's share of the gradient so far, in a list.
 
         Args:
             are_summed: Whether the gradients are those of all replicas.
@@ -162,7 +163,7 @@ class LayerwiseOptimizer(OptimizerState):
     def _accumulate(self, grads, variables):
         """Adds to each replica's own running sums; returns the sums.
 
-        Of what overwrites its variable this is the largest, as in Keras.
+        For variables overwritten by their gradient: the maximum, as in Keras.
         """
         sums = []
         for gradient, variable, i in zip(grads, variables, self._indices(variables)):
@@ -366,7 +367,7 @@ class LayerwiseOptimizer(OptimizerState):
         self.assign(x, where_finite(finite, new_x, _replicas.read(x)))
 
     def _constrain(self, variables, finite):
-        """Applies the constraints of the variables, to their master copies where they have some."""
+        """Applies the constraints of the variables; to the master copy where there is one."""
         for variable in variables:
             if variable.constraint is not None:
                 weights = self.slots(variable).get("master", variable)
@@ -428,11 +429,11 @@ class LayerwiseOptimizer(OptimizerState):
     def coefficients(self, step: Tensor, finite: Tensor | None) -> tuple | None:
         """A named tuple of scalars that `direction` needs, made once per step. The first step is 1.
 
-        Of a subclass with a kernel, what that needs has the name `kernel`.
+        A subclass's kernel scalars are in `kernel`.
         """
 
     def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
-        """The slots that g moves, before the direction is known; and what else that needs."""
+        """The slots updated from g, and other values for `direction`."""
         return {}
 
     def direction(

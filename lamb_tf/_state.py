@@ -1,6 +1,6 @@
 """State of the optimizers: slots, counters, the choice of variables, and how it is saved.
 
-`_layerwise.py` says how a step changes it. `_selection.py` finds the variables that an exclusion
+`_layerwise.py` defines how a step changes it. `_selection.py` finds the variables that an exclusion
 names, `_hyperparameters.py` checks the arguments.
 
 Private parts of Keras are used only here and in `_replicas.py`; `PRIVATE_HOOKS` names them.
@@ -91,7 +91,7 @@ class OptimizerState(_hyperparameters.Configured):
             _hyperparameters.keras_variable(learning_rate, "learning_rate")
             if _replicas.is_known(learning_rate):
                 _hyperparameters.rate(_replicas.to_numpy(learning_rate), "learning_rate")
-            # For a number Keras would make a variable of its own, where the user's is to stand.
+            # Keras would wrap a number in its own variable; keep the user's.
             super().__init__(lambda: 0.0, weight_decay, **kwargs)
             self._learning_rate = learning_rate
         else:
@@ -166,7 +166,7 @@ class OptimizerState(_hyperparameters.Configured):
 
     @property
     def _model_variables_moving_average(self):
-        """What keras.callbacks.SwapEMAWeights swaps with the variables."""
+        """The averages that keras.callbacks.SwapEMAWeights swaps with the variables."""
         if not (self.built and self.use_ema):
             raise AttributeError(
                 "`use_ema` must be True and the optimizer built to swap averages; got "
@@ -188,7 +188,7 @@ class OptimizerState(_hyperparameters.Configured):
         return self._slots["average"]
 
     def _average_or_value(self, variable, average):
-        """The average of a variable; its value as long as there is none."""
+        """The average of a variable; before the first update, its value."""
         known, value = _replicas.read(average), ops.cast(_replicas.read(variable), average.dtype)
         return ops.where(ops.isnan(known), value, known)
 
@@ -266,7 +266,7 @@ class OptimizerState(_hyperparameters.Configured):
         }
 
     def _add_slot(self, variable, name, on_each_replica=False, copies=False, fill=0.0):
-        """A variable of the state: one number all over, or a copy of the variable's values.
+        """A variable of the state, filled with one number or with the variable's values.
 
         While TensorFlow traces, the copy is zeros: XLA's functions cannot make it, and the first
         step does not need it (see `_master_weights.sync_master`).
@@ -297,7 +297,8 @@ class OptimizerState(_hyperparameters.Configured):
     def record_telemetry(self, retraces: bool = False, noise_scale: bool = False) -> None:
         """Makes each update keep its norms and trust ratios: see `lamb_tf.telemetry.record`.
 
-        After a step this is of no use, and refused, unless the caller traces the next one again.
+        After a step this is refused, unless the caller traces the next step again: a traced step
+        would ignore it.
         """
         recorded = self._telemetry
         is_new = recorded is None or (noise_scale and recorded.noise is None)
@@ -359,9 +360,9 @@ class OptimizerState(_hyperparameters.Configured):
         return slots
 
     def _state(self, variable):
-        """What a step of one variable works on: its slots, its average, its master.
+        """One variable's state in a step: slots, average, master.
 
-        Without a master, a variable of 16 bits has a seed: no other step or variable has the same.
+        Without a master, a variable of 16 bits has a seed, unique to this step and variable.
         """
         index = self._get_variable_index(variable)
         state = {n: slots[index] for n, slots in self._slots.items() if slots[index] is not None}
@@ -400,10 +401,10 @@ class OptimizerState(_hyperparameters.Configured):
             store[key] = _replicas.to_numpy(variable)
 
     def load_own_variables(self, store: MutableMapping) -> None:
-        """Reads the state; warns if its choice of variables is not that of the constructor.
+        """Reads the state; warns if its choice of variables is not the constructor's.
 
-        Master copies may be missing, in the file or here: the next step makes what it needs of
-        them. If anything else is another, nothing is read, with a warning.
+        Master copies may be missing, in the file or here: the next step makes those it needs. If
+        anything else differs, nothing is read, with a warning.
         """
         variables = self._saved_variables()
         saved = {key: store[key] for key in store.keys()}  # noqa: SIM118, Keras' store has no `in`
@@ -473,7 +474,7 @@ class OptimizerState(_hyperparameters.Configured):
 
 
 def _difference(variables, saved):
-    """What keeps a saved state from being read into these variables; "" if nothing does."""
+    """Why a saved state does not fit these variables; "" if it does."""
     needed, found = (sum(not key.startswith(MASTER) for key in keys) for keys in (variables, saved))
     if needed != found:
         return f"the file holds {found} of its variables, expected {needed}"

@@ -53,7 +53,7 @@ class LAMB(LayerwiseOptimizer):
         beta_2: β₂, decay of the second moment, in [0, 1).
         epsilon: ε, outside the root; 0 is allowed.
         weight_decay: λ, inside the direction whose norm is taken; a float or a schedule. None is 0.
-        exclude_from_weight_decay: What is not decayed: `lamb_tf.biases_and_norms`, or a list of
+        exclude_from_weight_decay: Variables without decay: `lamb_tf.biases_and_norms`, or a list of
             regular expressions, searched for in `variable.path`, of variables, or of predicates of
             a variable. None and [] exclude nothing. A predicate is saved by the variables it named;
             before the optimizer is built these are unknown, and only a function that is registered
@@ -152,7 +152,7 @@ class LAMB(LayerwiseOptimizer):
     def _build(self, variables):
         super()._build(variables)
         self._betas = rounded((self.beta_1, self.beta_2), self._precision)
-        # In a plain graph of TensorFlow, and on torch, it stands for `moments` and `direction`.
+        # In a plain graph of TensorFlow, and on torch, it replaces `moments` and `direction`.
         if not self.nesterov and self._has_equations_of(LAMB):
             self._kernel = _kernels.adam_direction(
                 self._betas, self.epsilon, variables, self.use_ema

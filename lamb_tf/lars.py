@@ -54,9 +54,10 @@ class LARS(LayerwiseOptimizer):
             without arguments, or a `keras.Variable`.
         momentum: μ, in [0, 1).
         weight_decay: λ, a float or a schedule. None is 0.
-        exclude_from_weight_decay: What is not decayed, as in `lamb_tf.LAMB`.
-        exclude_from_layer_adaptation: What has ratio 1; None stands for the first list. The papers
-            exclude biases and the parameters of normalisation from both.
+        exclude_from_weight_decay: Variables without decay, as in `lamb_tf.LAMB`.
+        exclude_from_layer_adaptation: Variables with ratio 1. Default: as
+            `exclude_from_weight_decay`. The papers exclude biases and the parameters of
+            normalisation from both.
         ratio: "before_momentum", "decayed_before_momentum" or "after_momentum", see above.
         trust_coefficient: η. None: 0.001 before the momentum, 1 after it.
         epsilon: ε, at least 0, added to the denominator of the ratio.
@@ -153,7 +154,7 @@ class LARS(LayerwiseOptimizer):
         return mu * m + (1 - mu) * (g + decay * x) if self.nesterov else m
 
     def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
-        """η φ(‖x‖) / (‖u‖ + ε), and + λ ‖x‖ in the denominator where u is g alone."""
+        """η φ(‖x‖) / (‖u‖ + ε), and + λ ‖x‖ in the denominator where u is only g."""
         denominator = update_norm + self.epsilon
         if self.ratio == "before_momentum":
             denominator = denominator + decay * weight_norm

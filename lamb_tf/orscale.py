@@ -18,7 +18,7 @@ from lamb_tf._types import Exclusions, LearningRate, Options, Slots, Tensor, Wei
 from lamb_tf.lamb import one_minus_power, rounded
 
 ADAM_UPDATE_RMS = 0.2  # root mean square of an entry of s Q, as an update of Adam has it
-_IS_THERE = 0.25  # ‖Q‖ / √min(m, n) from which on Q sets c; it is near 1 if M has full rank
+_USABLE = 0.25  # smallest ‖Q‖ / √min(m, n) that sets c; it is near 1 if M has full rank
 
 
 class NewtonSchulz(NamedTuple):
@@ -50,7 +50,7 @@ ADAM_PATHS = ("embedding",)  # where a model has any
 
 
 def patterns(value: object, argument: str) -> tuple[str, ...]:
-    """Regular expressions, as a tuple; None stands for none."""
+    """Regular expressions, as a tuple; None gives ()."""
     given = _selection.as_list(value)
     found = tuple(item for item in given if isinstance(item, str))
     if len(found) < len(given):
@@ -73,13 +73,13 @@ class OrScale(LayerwiseOptimizer):
         W ← W − η r D
 
     OrScale-LM, for language models, is the default: s = 0.2 √max(m, n), and c is set for each
-    matrix such that its r is 1 in the first step in which Q is there, ‖Q‖ ≥ √min(m, n) / 4; c = s
-    if W or D is 0. Before that step, after gradients of 0, tiny ones or a few rows, r is 1 too. A
-    rate η that suits AdamW is then of the right size. `calibrated=False` is OrScale, for other
-    models: s = c = 1.
+    matrix such that its r is 1 in the first step with a usable Q, ‖Q‖ ≥ √min(m, n) / 4; c = s if W
+    or D is 0. Before that step, after gradients of 0, tiny ones or a few rows, r is 1 too. A rate η
+    that suits AdamW is then of the right size. `calibrated=False` is OrScale, for other models:
+    s = c = 1.
 
-    Everything else is moved by AdamW, with the same rate and decay: what is no matrix, and what
-    `adam_paths` names. Name the last layer of a classifier there, too.
+    AdamW updates non-matrices and `adam_paths`, with the same rate and decay. Name the last layer
+    of a classifier there, too.
 
     A variable with two axes is a matrix. With three, its axes are divided in two such that the
     matrix is as near to a square as possible, which suits the projections of attention, (d, heads,
@@ -93,9 +93,9 @@ class OrScale(LayerwiseOptimizer):
             without arguments, or a `keras.Variable`.
         momentum: μ, in [0, 1).
         weight_decay: λ, a float or a schedule. None is 0.
-        exclude_from_weight_decay: What is not decayed, as in `lamb_tf.LAMB`.
-        exclude_from_layer_adaptation: Matrices with r = 1 (with calibration this is Muon as
-            Moonlight has it); None stands for the first list.
+        exclude_from_weight_decay: Variables without decay, as in `lamb_tf.LAMB`.
+        exclude_from_layer_adaptation: Matrices with r = 1 (with calibration this is Muon as in
+            Moonlight). Default: as `exclude_from_weight_decay`.
         calibrated: Whether this is OrScale-LM.
         adam_paths: Regular expressions, searched for in `variable.path`, of matrices that AdamW
             moves; None or [] for none. The default may match nothing.
@@ -104,8 +104,8 @@ class OrScale(LayerwiseOptimizer):
         epsilon: ε of the ratio, at least 0.
         trust_ratio_bounds: (low, high) that r is clipped to. None: (0.1, 5) with calibration,
             (0.5, 1.5) without, as the authors recommend.
-        **kwargs: The other arguments of `lamb_tf.LAMB`, from `master_weights` on; what AdamW moves
-            may need multipliers without calibration.
+        **kwargs: The other arguments of `lamb_tf.LAMB`, from `master_weights` on. Without
+            calibration, variables of AdamW may need multipliers.
 
     Raises:
         ValueError, TypeError: as `lamb_tf.LAMB`.
@@ -206,7 +206,7 @@ class OrScale(LayerwiseOptimizer):
         return tuple(one_minus_power(beta, step) for beta in self._betas)
 
     def moments(self, x: Tensor, g: Tensor, slots: Slots, decay: Tensor) -> Slots:
-        """AdamW's moments; or M and c, and D with them, which is no slot."""
+        """AdamW's moments; or M and c, and with them D, which is not a slot."""
         if "v" in slots:
             beta_1, beta_2 = self._betas
             return {
@@ -224,9 +224,9 @@ class OrScale(LayerwiseOptimizer):
             smallest = ops.minimum(*norms)
             known = (smallest > 0) & (smallest >= self.epsilon)
             c = quotient(*norms, known, scale)
-            # Of a gradient of 0, or of few rows, c would say nothing of the steps to come. It is
-            # negative as long as it is of one step alone.
-            c = ops.where(_norm(q) >= _IS_THERE * math.sqrt(min(rows, columns)), c, -c)
+            # A zero gradient, or few rows, gives no usable c; c stays negative, and is computed
+            # again in each step, until a usable one.
+            c = ops.where(_norm(q) >= _USABLE * math.sqrt(min(rows, columns)), c, -c)
             moved["calibration"] = ops.where(slots["calibration"] > 0, slots["calibration"], c)
         return moved
 
@@ -241,7 +241,7 @@ class OrScale(LayerwiseOptimizer):
         return slots["D"] * ops.abs(slots["calibration"]) if self.calibrated else slots["D"]
 
     def trust_ratio(self, weight_norm: Tensor, update_norm: Tensor, decay: Tensor) -> Tensor:
-        """r, within the bounds whatever the norms; of a D of 0 with an ε of 0 it is 1."""
+        """r, always within the bounds; where D and ε are 0, 1 before clipping."""
         denominator = update_norm + self.epsilon
         ratio = quotient(weight_norm, denominator, denominator > 0, 1.0)
         return self._clip(ratio, self.trust_ratio_bounds)
@@ -249,7 +249,7 @@ class OrScale(LayerwiseOptimizer):
     def move(
         self, x: Tensor, u: Tensor, slots: Slots, step_size: Tensor, decay: Tensor
     ) -> tuple[Tensor, Slots]:
-        """x − step_size D, which is u / c; of AdamW u itself."""
+        """x − step_size D, where D = u / c; for AdamW, D is u."""
         if "calibration" in slots:
             u = u / ops.abs(slots["calibration"])
         return x - step_size * u, {}
@@ -258,7 +258,7 @@ class OrScale(LayerwiseOptimizer):
 def orthogonal_factor(x: Tensor, iteration: NewtonSchulz = POLAR_EXPRESS) -> Tensor:
     """U Vᵀ of x = U Σ Vᵀ, approximately.
 
-    Of the singular values of what is returned, those that were above ‖x‖/50 are 1 ± 0.16.
+    Singular values above ‖x‖/50 become 1 ± 0.16.
 
     Args:
         x: A matrix; of shape (m, n).
@@ -282,6 +282,6 @@ def _norm(x):
 
 
 def _rows_and_columns(shape):
-    """What a variable is as a matrix; see `OrScale`."""
+    """Matrix view of a variable: its numbers of rows and columns; see `OrScale`."""
     places = (1, 2) if len(shape) == 3 else (len(shape) - 1,)
     return min(((math.prod(shape[:i]), math.prod(shape[i:])) for i in places), key=max)

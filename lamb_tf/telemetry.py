@@ -122,8 +122,8 @@ def noise_scale(
     Args:
         optimizer: One that has recorded with `noise_scale=True`.
         batch_size: Examples of an update, over all replicas and micro-batches.
-        variables: Of these alone: regular expressions, variables or predicates, as of the
-            optimizers' exclusions; by default, of all.
+        variables: Variables to include: regular expressions, variables or predicates, as in the
+            optimizers' exclusions; by default, all.
 
     Returns:
         Examples; without `batch_size`, micro-batches. NaN before there is an estimate; infinite
