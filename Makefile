@@ -18,7 +18,7 @@ install: .venv/ready_for_all  ## Make .venv ready for everything in the reposito
 demo: .venv/ready_to_run  ## Text to a pre-trained BERT in minutes, once installed (DEMO_FLAGS="--corpus PATH")
 	$(BIN)/python -m official_bert.demo $(DEMO_FLAGS)
 
-# With every peer installed, none may be missing: no test is skipped for the want of one.
+# All peers are installed, so no test may be skipped because one is missing.
 test test-quick: export LAMB_TF_ALL_PEERS = 1
 
 # All cores. The tests of a file share what they train, so they run together: in one process, forked
@@ -31,7 +31,7 @@ test: .venv/ready_for_all  ## Run every test on all cores (PYTEST_FLAGS="-k lamb
 test-quick: .venv/ready_for_all  ## Run the tests that take seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PYTEST_FLAGS)
 
-# Old libraries end at the flags that tests/conftest.py sets for XLA.
+# Old libraries exit on the XLA flags that tests/conftest.py sets.
 test-oldest: .venv-oldest/ready  ## Test the optimizers with the oldest libraries that they accept
 	XLA_FLAGS= .venv-oldest/bin/python -m pytest $(PARALLEL) -m "not slow" $(OLDEST_TESTS) $(PYTEST_FLAGS)
 
@@ -61,7 +61,7 @@ lint: .venv/ready_for_all  ## Check style, format and types, change nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/ready_for_all  ## Mend what ruff can mend
+format: .venv/ready_for_all  ## Fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -69,12 +69,12 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	rm -rf .venv .venv-oldest .venv-beam build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is touched last, so an interrupted installation is taken up again.
+# The stamp is touched last, so an interrupted installation is resumed.
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
 .venv/ready_to_run: pyproject.toml setup.py | .venv/bin/python
-	@echo "Installing TensorFlow, Keras and what the demo needs into .venv: some minutes without a word."
+	@echo "Installing TensorFlow, Keras and what the demo needs into .venv: takes minutes, prints nothing."
 	$(PIP) install --quiet --editable ".[bert,cpu,plot]"
 	touch $@
 
@@ -82,12 +82,12 @@ clean:  ## Remove everything that these targets made, .venv too (demo_output sta
 	$(PIP) install --quiet --editable ".[docs]"
 	touch $@
 
-# JAX's compiler for GPUs, in a folder of its own: without CUDA beside it, it would complain whenever
-# JAX begins.
+# JAX's compiler for GPUs, in a separate folder: installed without CUDA, it would log an error on
+# every start of JAX.
 GPU_COMPILER := $(BIN)/python -c "import jax; v = jax.__version__; print(f'jax-cuda13-plugin=={v} jax-cuda13-pjrt=={v}')"
 
 .venv/ready_for_all: pyproject.toml setup.py | .venv/bin/python
-	@echo "Installing all packages, the peers too, into .venv: about 5 GB, some minutes without a word."
+	@echo "Installing all packages, the peers too, into .venv: about 5 GB, takes minutes, prints nothing."
 	$(PIP) install --quiet "pip>=25.1"  # which knows --group; a .venv of your own may have an older one
 	$(PIP) install --quiet --editable ".[bert,cpu,plot,tensorboard,zstd,parquet,export,docs,test,rehearse]"
 	$(PIP) install --quiet --no-deps --group peers

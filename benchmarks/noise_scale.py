@@ -1,4 +1,4 @@
-"""The gradient noise scale of a run beside its definition, and what it costs to measure.
+"""Compares a run's gradient noise scale with its definition, and times the measurement.
 
     python benchmarks/noise_scale.py [--rounds=40]
 

@@ -1,4 +1,4 @@
-"""What filling rows is worth: padding, tokens per second, and held-out loss at equal time.
+"""Compares fillings of rows by padding, tokens per second, and held-out loss at equal time.
 
     python benchmarks/row_filling.py --make --data_dir=FOLDER --wikipedia=TEXT \\
         --lines TRAIN HELD_OUT

@@ -1,4 +1,4 @@
-"""The arms of the study of equal time, their data, and Hugging Face's way beside them.
+"""Defines the arms of the study of equal time and their data, and trains Hugging Face's peer.
 
 An arm is one set of ingredients of a small pre-training on the English text that comes with Python.
 

@@ -1,4 +1,4 @@
-"""What each ingredient and each optimizer is worth in the same time, and Hugging Face's way.
+"""Compares ingredients and optimizers with each other and with Hugging Face's way, in equal time.
 
     python benchmarks/same_hour_search.py --jobs=2
 

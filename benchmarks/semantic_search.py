@@ -1,4 +1,4 @@
-"""Semantic search: which paragraph of SQuAD is a question about?
+"""Searches for the paragraph of each SQuAD question by vectors, and measures the recall.
 
     python benchmarks/semantic_search.py --model_dir=MODEL --squad_file=squad/dev-v1.1.json
 

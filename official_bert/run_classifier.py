@@ -1,4 +1,6 @@
-r"""Fine-tunes BERT to predict a class, labels or a number of sentences: GLUE, or your own tables.
+r"""Fine-tunes BERT for classification, multi-label classification or regression of sentences.
+
+The data is a GLUE task, or your own tables.
 
     lamb-bert classify --task_name=MRPC --data_dir=glue_data/MRPC \
         --bert_config_file=bert_config.json --vocab_file=vocab.txt \

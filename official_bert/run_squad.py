@@ -1,4 +1,4 @@
-r"""Fine-tunes BERT to answer questions about texts (SQuAD 1.1 and 2.0), answers and scores.
+r"""Fine-tunes BERT on SQuAD 1.1 and 2.0, predicts answers and scores them.
 
     lamb-bert squad --train_file=train-v1.1.json --predict_file=dev-v1.1.json \
         --bert_config_file=bert_config.json --vocab_file=vocab.txt \
@@ -120,7 +120,7 @@ def check(args: Squad) -> Squad:
 
 
 def main(args: Squad) -> int:
-    """Fine-tunes, answers and scores; returns the exit code."""
+    """Fine-tunes, predicts and scores; returns the exit code."""
     args = check(args)
     if args.evaluate:
         return _evaluate(args)

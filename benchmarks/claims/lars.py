@@ -1,4 +1,4 @@
-"""What brings LARS off the plateau of word frequencies when it trains BERT, of five changes.
+"""Tests five changes that may bring LARS off the plateau of word frequencies, on a small BERT.
 
     python benchmarks/claims/lars.py
 

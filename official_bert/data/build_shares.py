@@ -74,7 +74,7 @@ def folders(shards: list[str]) -> dict[Place, Share]:
 
 
 def require_folders(shards: list[str]) -> None:
-    """Refuses a file in the place of a folder of parts, or a link in that of the folder of all.
+    """Refuses a file where a folder of parts belongs, or a link at their parent.
 
     Raises:
         ValueError: names the file or link.

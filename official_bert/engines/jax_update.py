@@ -222,7 +222,7 @@ def _make_update(run, model, optimizer, placement, measures_noise):
         before = state[skipped_at]
         state = [*state]
         state[rate_at] = jnp.asarray(learning_rate(step), jnp.float32)
-        # Each device moves its part of the weights, which all get whole again.
+        # Each device updates its part of the weights; then all parts are gathered.
         trained, state = optimizer.stateless_apply(state, gradients, place(trained, parts))
         # First the part: else the old weights, which an update may keep, would be gathered as well.
         trained = place(place(trained, parts), [placement.whole] * len(trained))
@@ -234,7 +234,7 @@ def _make_update(run, model, optimizer, placement, measures_noise):
 def _make_gradients(run, model, placement, measures_noise):
     """Gradients of the global batch's loss, times its scale, and the task's sums over it.
 
-    Behind the sums, if the noise is measured, those of the squared norms of the micro-batches'.
+    With noise measurement, followed by the sums of squared micro-batch norms.
     """
     forward_backward = _make_forward_backward(run, model)
     dtype, count = _DTYPES[run.reduce_dtype], run.gradient_accumulation_steps

@@ -47,7 +47,7 @@ def write_whole(
                     file.write(chunk)
                 is_partial = False
         except BaseException:
-            # What was written so far has been uploaded; a failed upload leaves what was there.
+            # A partial upload overwrites the old file; a failed one keeps it.
             if is_partial:
                 with contextlib.suppress(OSError):
                     path.unlink()

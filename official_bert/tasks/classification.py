@@ -264,7 +264,7 @@ def _warn_of_rows_without_text(examples, input_mask):
     if empty.size:
         messages.warn(
             f"{examples.path}: {empty.size:,} of {len(input_mask):,} rows have no text, first on "
-            f"line {examples.lines[empty[0]]}; what the model says of them means nothing."
+            f"line {examples.lines[empty[0]]}; their predictions are meaningless."
         )
 
 

@@ -280,8 +280,7 @@ class _Mlflow:
                     raise
                 messages.warn(
                     f"mlflow has no run {run_id}, which {IDS} names, so a new one begins, without "
-                    "what was sent before. To continue that run, set MLFLOW_TRACKING_URI as it was "
-                    "then."
+                    "the earlier rows. Restore MLFLOW_TRACKING_URI to continue the old one."
                 )
         run = mlflow.start_run(run_name=name, nested=True)
         most, _, longest = _MLFLOW_LIMITS

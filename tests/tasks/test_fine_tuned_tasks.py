@@ -344,7 +344,7 @@ def test_rows_without_text_are_warned_of(small_sentences, tmp_path, capsys):
     task, table = sentences.make_task(small_sentences), tmp_path / "some.tsv"
     table.write_text("sentence\tlabel\nreturn it\tbegun\n\u200b\tplain\n \tplain\n")
     arrays = task.labelled_arrays(str(table), 32, small_sentences.config)
-    warned = f"warning: {table}: 2 of 3 rows have no text, first on line 3; what the model says "
+    warned = f"warning: {table}: 2 of 3 rows have no text, first on line 3; their predictions "
     assert capsys.readouterr().err.startswith(warned)
     assert arrays["input_mask"].sum(axis=1).tolist()[1:] == [2, 2]
     task.labelled_arrays(small_sentences.dev, 32, small_sentences.config)
