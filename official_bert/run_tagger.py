@@ -14,7 +14,7 @@ import os
 from official_bert.commands import commands, fine_tuning, fine_tuning_settings
 from official_bert.commands.arguments import idle
 from official_bert.commands.fine_tuning_settings import FineTuning
-from official_bert.system import local_paths
+from official_bert.system import local_paths, messages
 from official_bert.system.settings import documented, setting
 from official_bert.tasks import tag_files
 
@@ -150,10 +150,9 @@ def _read(args, task, config, file, labelled=True):
     if unknown:
         known = {*task.classes.names}
         names = sorted({tag for tags in sentences.tags for tag in tags} - known)
-        print(
-            f"warning: {file}: {unknown:,} words have tags that the model does not know "
-            f"({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); they count as missed",
-            flush=True,
+        messages.warn(
+            f"{file}: {unknown:,} words have tags that the model does not know "
+            f"({', '.join(names[:5])}{', …' if len(names) > 5 else ''}); they count as missed."
         )
     return sentences, features
 

@@ -103,7 +103,7 @@ class Classification(Task):
     def arrange(self, model: BertClassifier, classes: Sequence[str], path: str) -> None:
         """Puts the outputs of a model from elsewhere into the order of the task's classes.
 
-        Prints a line if the order was another one, or a warning if it is not clear.
+        Prints a line if it changes the order; warns if the order is not clear.
 
         Args:
             model: The model with its weights.
@@ -115,11 +115,10 @@ class Classification(Task):
         ours, theirs = self.labels.names, ", ".join(classes)
         order = order_by_name(ours, classes, self.synonyms)
         if order is None:
-            print(
-                f"warning: {path} names its outputs {theirs}, from which their order is not clear; "
+            messages.warn(
+                f"{path} names its outputs {theirs}, from which their order is not clear; "
                 f"assuming {', '.join(ours)}. If that is wrong, write these names in the right "
-                "order into id2label in its config.json.",
-                flush=True,
+                "order into id2label in its config.json."
             )
         elif order != sorted(order):
             model.arrange(order)

@@ -249,7 +249,7 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     if not numbers_are_classes:
         _require_no_measurements(examples.path, found)
     for warning in _suspicious(examples, spellings):
-        print(f"warning: {examples.path}: {warning}", flush=True)
+        messages.warn(f"{examples.path}: {warning}")
     split_up = {name: {part.strip() for part in name.split(_SEPARATOR)} for name in spellings}
     several = sorted(
         n for n, parts in split_up.items() if len(parts) > 1 and parts <= split_up.keys()

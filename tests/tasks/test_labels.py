@@ -30,14 +30,14 @@ def test_numbers_of_one_value_are_one_class_and_what_is_merged_is_said(capsys):
     assert found.names == ("0", "1.0")  # one spelling stays as it is
     assert found.encode(examples(["1", "0.00", "1.0", "-0"])).tolist() == [1, 0, 1, 0]
     said = "warning: dev.tsv: the labels '0', '0.0', '+0' are one number, and one class: '0'.\n"
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().err == said
     assert labels.find_classes(examples(["007", "7", "7"])).names == ("007", "7")  # codes
 
 
 def test_names_that_differ_in_case_or_hyphens_alone_are_pointed_out(capsys):
     found = labels.find_classes(examples(["Not-Spam", "spam", "not spam", "spam"]))
     assert found.names == ("Not-Spam", "not spam", "spam")
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "the labels 'Not-Spam', 'not spam' are different classes; if they are one" in said
     assert found.encode(examples(["SPAM", "not spam"])).tolist() == [2, 1]
     with pytest.raises(
@@ -48,7 +48,7 @@ def test_names_that_differ_in_case_or_hyphens_alone_are_pointed_out(capsys):
 
 def test_labels_that_hardly_repeat_are_pointed_out(capsys):
     labels.find_classes(examples([f"row {n}" for n in range(30)]))
-    assert "30 of 30 rows have a label of their own; is it the right" in capsys.readouterr().out
+    assert "30 of 30 rows have a label of their own; is it the right" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -575,11 +575,11 @@ def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(mrpc, tm
         capsys.readouterr()
         assert call(alone | {"output_dir": str(folder)}) == 0
         probabilities[names[0]] = np.loadtxt(folder / "test_results.tsv", ndmin=2)
-        said = capsys.readouterr().out
+        said, warned = capsys.readouterr()
         by_name = f"reordered the outputs of {export} by their names: Equivalent, not equivalent"
         assert (by_name in said) == (names[0] == "Equivalent")
         unclear = f"warning: {export} names its outputs a, b, from which their order is not clear;"
-        assert (f"{unclear} assuming 0, 1." in said) == (names[0] == "a")
+        assert (f"{unclear} assuming 0, 1." in warned) == (names[0] == "a")
     trained = probabilities["0"]
     np.testing.assert_array_equal(probabilities["LABEL_0"], trained)
     np.testing.assert_array_equal(probabilities["a"], trained)

@@ -195,12 +195,12 @@ def test_every_scheme_and_format_is_trained_on_and_told(files, tmp_path, capsys)
     dev = write_conll(tmp_path / "dev.conll", [(["Anna", "\u200b"], ["S-PER", "S-NEW"])])
     settings = files | {"train_file": path, "dev_file": dev, "num_train_epochs": 1}
     assert call(settings | {"predict_file": path}) == 0
-    said = capsys.readouterr().out
+    said, warned = capsys.readouterr()
     assert f"{path}: 60 sentences of " in said
     assert "tags in IOB1, read as IOB2" in said
     assert f"{dev}: 1 sentences of 2 words, tags in BIOES, read as IOB2" in said
     assert f"{dev}: 1 words give no word piece and are read as [UNK]" in said
-    assert "1 words have tags that the model does not know (B-NEW); they count as missed" in said
+    assert "1 words have tags that the model does not know (B-NEW); they count as missed" in warned
     assert "sentences are longer than --max_seq_length=24 and are read in overlapping" in said
     rows = Path(files["output_dir"], "predictions.jsonl").read_text().splitlines()
     assert all(len(row["predicted_tags"]) == len(row["tokens"]) for row in map(json.loads, rows))
