@@ -95,13 +95,14 @@ class Configured(keras.optimizers.Optimizer):
         settled = vars(self).get("_is_settled")
         if settled and (check or name in KERAS_OPTIONS) and value != getattr(self, name):
             raise AttributeError(
-                f"`{name}` is fixed once the optimizer is built, because a compiled step would not "
-                f"see a change. Make a new {type(self).__name__}. For a weight decay that changes, "
-                "pass a schedule."
+                f"`{name}` must stay as it is once the optimizer is built, because a compiled step "
+                f"would not see a change; got {value!r}. Make a new {type(self).__name__}. For a "
+                "weight decay that changes, pass a schedule."
             )
         if name in (*EXCLUSIONS, _selection.MULTIPLIERS):
             raise AttributeError(
-                f"`{name}` cannot be assigned: pass it to the constructor of {type(self).__name__}."
+                f"`{name}` must be passed to the constructor of {type(self).__name__}; got an "
+                "assignment. Make a new optimizer."
             )
         if name == "learning_rate":
             self._check_new_rate(value)
@@ -157,8 +158,8 @@ class Configured(keras.optimizers.Optimizer):
         """
         if self.built:
             raise ValueError(
-                "The choice of variables is fixed once the optimizer is built. Pass "
-                "`exclude_from_weight_decay` to the constructor, or call this method before."
+                "`exclude_from_weight_decay` must be called before the optimizer is built; got a "
+                "built one. Call it earlier, or pass the exclusions to the constructor."
             )
         not_adapted = self._exclusions["exclude_from_layer_adaptation"]
         excluded = [*_selection.as_list(var_list), *_selection.as_list(var_names)]

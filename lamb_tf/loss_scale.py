@@ -112,8 +112,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             value = check(value, name)
             if vars(self).get("built") and value != getattr(self, name):
                 raise AttributeError(
-                    f"`{name}` is fixed once the optimizer is built, because a compiled step would "
-                    "not see a change. Make a new LossScaleOptimizer."
+                    f"`{name}` must stay as it is once the optimizer is built, because a compiled "
+                    f"step would not see a change; got {value!r}. Make a new LossScaleOptimizer."
                 )
         super().__setattr__(name, value)
 

@@ -355,7 +355,9 @@ def _check(pairs, trained):
     ]
     if wrong:
         raise ValueError(
-            "Each weight must have the shape that it has in the file; got\n  " + "\n  ".join(wrong)
+            "Each weight must have the shape that it has in the file; got\n  "
+            + "\n  ".join(wrong)
+            + "\nBuild the model with the sizes of the file."
         )
     users = collections.Counter(id(weight) for _, weight in pairs)
     for weight in trained:

@@ -148,13 +148,17 @@ def _config(args):
     if not path:
         model = _folder(args)
         if model is None:
-            raise ValueError("--bert_config_file is required: --init_checkpoint is in no folder.")
+            raise ValueError(
+                "--bert_config_file is required, because --init_checkpoint is in no model folder."
+            )
         return model.config()
     try:
         return BertConfig.from_json_file(path)
     except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(f"--bert_config_file={path} cannot be read: {reason}.") from None
+        raise ValueError(
+            f"--bert_config_file must be a readable file; got {path!r} "
+            f"({error.strerror or error}). Check the path."
+        ) from None
 
 
 def _recipe(args):

@@ -152,7 +152,8 @@ def evaluate(
     local_paths.require_local(**paths)
     missing = [f"--{name}" for name in ("predict_file", "predictions_file") if not paths[name]]
     if missing:
-        raise ValueError(f"{' and '.join(missing)} must be given with --evaluate.")
+        are = "is" if len(missing) == 1 else "are"
+        raise ValueError(f"{' and '.join(missing)} {are} required with --evaluate.")
     dataset = squad_data.read(predict_file)
     predictions = _read_values(predictions_file, str, "a text")
     null_odds = _read_values(null_odds_file, (int, float), "a number") if null_odds_file else None

@@ -168,7 +168,8 @@ def parse(
         given["arguments"] = tuple(others)
     elif others:
         raise ValueError(
-            f"unexpected argument {others[0]!r}; flags begin with --, globs need quotes."
+            f"The arguments must be flags; got {others[0]!r}. Begin flags with --, and put globs "
+            "in quotes."
         )
     try:
         return settings(**given)

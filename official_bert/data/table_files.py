@@ -188,7 +188,7 @@ def read_columns(
     """
     form = None if os.path.isdir(path) else format_of(path)  # before a file is missed
     if not os.path.exists(path):
-        raise ValueError(f"{path} must be an existing file. Check the path.")
+        raise ValueError(f"{path} must be an existing file; got none. Check the path.")
     remedies = dict.fromkeys(names, REMEDY) | dict(remedies or {})
     rows: list[tuple[int, Sequence[str]]] = []
     skipped: list[int] = []

@@ -98,8 +98,9 @@ def _check(cluster):
         )
     if len(hosts) < 2:
         raise ValueError(
-            f"multi_worker_mirrored needs at least two workers; got only {hosts[0]} in {source}. "
-            "To train on one host, leave distribution_strategy and these out."
+            "multi_worker_mirrored must have at least two workers; got only "
+            f"{hosts[0]} in {source}. To train on one host, leave distribution_strategy and these "
+            "out."
         )
     if not 0 <= index < len(hosts):
         raise ValueError(
@@ -129,7 +130,7 @@ def _from_tf_config(text):
     chiefs = jobs.get("chief", ())
     if not 0 <= index < len(jobs.get(job, ())):
         raise ValueError(
-            f"The task of TF_CONFIG must be in its cluster, {jobs}; got {job} {index}."
+            f"The task of TF_CONFIG must be in its cluster, {jobs}; got {job} {index}. Correct one."
         )
     place = index if job == "chief" else len(chiefs) + index
     return Cluster(chiefs + jobs.get("worker", ()), place, "TF_CONFIG")
@@ -144,8 +145,8 @@ def _from_slurm(environment):
     nodes = first("SLURM_STEP_NODELIST")
     if index is None or count is None:
         raise ValueError(
-            "distribution_strategy=multi_worker_mirrored needs a list of workers; got none. Pass "
-            "worker_hosts and task_index, set TF_CONFIG, or start it with srun in a Slurm job."
+            "distribution_strategy=multi_worker_mirrored must have a list of workers; got none. "
+            "Pass worker_hosts and task_index, set TF_CONFIG, or start it with srun in a Slurm job."
         )
     if nodes is None:
         raise ValueError(

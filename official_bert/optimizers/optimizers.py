@@ -341,7 +341,8 @@ def _arguments(given, row, cls, paths):
     for name in given.settings:
         if name in _OF_THE_RUN:
             raise ValueError(
-                f"optimizer_settings must not contain {name}: {_OF_THE_RUN[name]}. Leave it out."
+                f"optimizer_settings must not contain {name}: {_OF_THE_RUN[name]}; got "
+                f"{given.settings[name]!r}. Leave it out."
             )
         if name not in taken:
             raise ValueError(

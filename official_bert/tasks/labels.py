@@ -372,8 +372,8 @@ def load(path: str) -> Labels:
             return from_json(json.load(file))
     except FileNotFoundError:
         raise ValueError(
-            f"{path} must exist: training on classes writes it next to the model. Give the folder "
-            f"of that model, or copy its {os.path.basename(path)} here."
+            f"{path} must be an existing file; got none. Training on classes writes it next to the "
+            f"model: give the folder of that model, or copy its {os.path.basename(path)} here."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
@@ -406,8 +406,8 @@ def _require_labels(examples: Examples) -> Sequence[str]:
     for line, label in zip(examples.lines, examples.labels):
         if not label.strip():
             raise ValueError(
-                f"{examples.path}, line {line}: the label must not be empty. Fill it in, or remove "
-                "the row."
+                f"{examples.path}, line {line}: the label must be a text; got an empty one. Fill "
+                "it in, or remove the row."
             )
     return examples.labels
 

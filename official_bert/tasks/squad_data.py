@@ -300,7 +300,7 @@ def _are_blank(answers: Any) -> bool:
 def _arrow_rows(path: str) -> Iterator[tuple[str, dict]]:
     """The rows of Parquet and Arrow as those of JSON, with their places."""
     if not os.path.exists(path):
-        raise ValueError(f"{path} must be an existing file. Check the path.")
+        raise ValueError(f"{path} must be an existing file; got none. Check the path.")
     texts, columns = ("id", "question", "context"), [f"answers.{n}" for n in _ANSWER]
     number = 0
     for file in table_files.files_in(path) if os.path.isdir(path) else [path]:

@@ -244,7 +244,7 @@ def _moments(optimizer, source):
         n.endswith("/adam_v") for n in found
     ):
         raise ValueError(
-            "--init_moments needs the momentum of LARS for --optimizer_type=lars; got the moments "
+            "--init_checkpoint must have the momentum of LARS for --init_moments; got the moments "
             f"of LAMB or Adam in {source.path} ({source.format}), which do not convert: they "
             "average gradients without the weight decay. Leave --init_moments out, or train with "
             "--optimizer_type=lamb or adamw."
@@ -252,8 +252,8 @@ def _moments(optimizer, source):
     missing = [name for name in state if _official(name) not in found]
     if missing or source.step is None:
         raise ValueError(
-            "--init_moments needs a checkpoint with the optimizer's moments and step; "
-            f"{source.path} ({source.format}) lacks {names.listed(missing) or 'the step'}. Leave "
+            "--init_checkpoint must have the optimizer's moments and step for --init_moments; got "
+            f"{source.path} ({source.format}) without {names.listed(missing) or 'the step'}. Leave "
             "--init_moments out."
         )
     pairs = [(variable, name, found[_official(name)]) for name, variable in state.items()]
@@ -270,9 +270,9 @@ def _require_same(optimizer, source):
         theirs, is_same = "an unknown optimizer", False
     if not is_same:
         raise ValueError(
-            f"--init_moments needs a checkpoint of the same optimizer, {type(optimizer).__name__}, "
-            f"next to the run.json of its run; got {source.path} of {theirs}. Leave --init_moments "
-            "out."
+            f"--init_checkpoint must be of the same optimizer, {type(optimizer).__name__}, next to "
+            f"the run.json of its run, for --init_moments; got {source.path} of {theirs}. Leave "
+            "--init_moments out."
         )
 
 

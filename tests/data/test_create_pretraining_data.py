@@ -135,7 +135,7 @@ def test_files_from_an_unquoted_glob_are_not_left_out_in_silence(small_text, tmp
     arguments = [*flags(small_text, tmp_path), "b.txt", "c.txt"]
     assert in_process.call(command, command.CreateData, arguments) == 2
     said = capsys.readouterr().err
-    assert said.startswith("create_pretraining_data: error: unexpected argument 'b.txt'; flags")
+    assert said.startswith("create_pretraining_data: error: The arguments must be flags; got 'b")
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

@@ -222,7 +222,7 @@ def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
         (["--corpus=page.html"], "give --corpus_format=sentences"),
         (["--corpus=no_text.jsonl"], "got the fields 'words'. The demo reads no other field."),
         (["--corpus=text", "--corpus_format=paragraphs", "--recipe=none"], "recipe must be"),
-        (["leftover"], "unexpected argument"),
+        (["leftover"], "The arguments must be flags; got 'leftover'"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(text, tmp_path, flags, reason, capsys, monkeypatch):

@@ -79,7 +79,7 @@ def test_4_excluding_after_the_first_step_is_an_error():
         step()
         return before, variable.numpy()
 
-    with pytest.raises(ValueError, match="fixed once the optimizer is built"):
+    with pytest.raises(ValueError, match="must be called before the optimizer is built"):
         step_and_exclude(lamb_tf.LAMB(0.1, weight_decay=0.1))
     peer = Peer(0.1, weight_decay=0.1)
     before, after = step_and_exclude(peer)

@@ -182,7 +182,7 @@ def test_the_method_of_keras_optimizers_takes_what_the_argument_does_until_it_is
         optimizer.build(variables)
         rows = table(optimizer)
         assert [path for path, (decayed, _) in rows.items() if decayed == "-"] == ["dense/bias"]
-        with pytest.raises(ValueError, match="fixed once the optimizer is built"):
+        with pytest.raises(ValueError, match="must be called before the optimizer is built"):
             optimizer.exclude_from_weight_decay(var_names=["kernel"])
 
 
@@ -228,7 +228,7 @@ def test_a_value_assigned_before_the_build_is_that_of_the_constructor_and_fixed_
     optimizer = make()
     optimizer.build([keras.Variable(np.ones(3))])
     before = getattr(optimizer, name)
-    with pytest.raises(AttributeError, match=f"`{name}` is fixed.*new {make.__name__}"):
+    with pytest.raises(AttributeError, match=f"`{name}` must stay .*; got .*new {make.__name__}"):
         setattr(optimizer, name, value)
     setattr(optimizer, name, before)
     assert getattr(optimizer, name) == before
@@ -266,7 +266,7 @@ def test_what_depends_on_an_argument_is_settled_when_the_optimizer_is_built(
         assert getattr(optimizer, depends) == values[1]
         optimizer.build(steps.make_variables(steps.weights_and_gradients()[0]))
         assert getattr(optimizer, depends) == values[1]
-        with pytest.raises(AttributeError, match=f"`{depends}` is fixed"):
+        with pytest.raises(AttributeError, match=f"`{depends}` must stay as it is"):
             setattr(optimizer, depends, values[0])
     given = make(**{depends: values[0]})
     setattr(given, argument, value)

@@ -290,5 +290,5 @@ def test_axes_of_variables_that_are_not_adapted_are_refused():
 def test_they_are_fixed_once_the_optimizer_is_built():
     optimizer = lamb_tf.LAMB()
     optimizer.build(make_variables(weights_and_gradients(1)[0]))
-    with pytest.raises(AttributeError, match="`trust_ratio_axes` is fixed once"):
+    with pytest.raises(AttributeError, match="`trust_ratio_axes` must stay as it is once"):
         optimizer.trust_ratio_axes = AXES

@@ -225,7 +225,7 @@ def test_moments_come_from_a_run_of_the_same_optimizer_only(small_corpus, tmp_pa
     assert_same(*states)
     for kind, message in [
         ("keras.optimizers:Adam", "of the same optimizer, Adam, .* of muon. Leave"),
-        ("lamb", "lacks the moments"),
+        ("lamb", "without the moments"),
     ]:
         run = make_run(small_corpus, [stage], optimizer=Optimizer(type=kind), **start)
         with pytest.raises(ValueError, match=message):

@@ -48,7 +48,7 @@ def test_flags_have_the_types_and_defaults_of_their_fields():
         commands.parse(Command, [])
     with pytest.raises(ValueError, match="^--form must be auto or plain; got .other.\\.$"):
         commands.parse(Command, ["--files=a", "--form=other"])
-    with pytest.raises(ValueError, match="^unexpected argument 'b'"):
+    with pytest.raises(ValueError, match="^The arguments must be flags; got 'b'"):
         commands.parse(Command, ["--files=a", "b"])
 
 

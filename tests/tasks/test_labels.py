@@ -156,7 +156,7 @@ def test_a_label_that_is_no_number_of_the_scale_is_refused(text):
 
 @pytest.mark.parametrize("encode", [Classes(("a", "b")).encode, Numbers().encode])
 def test_empty_labels_and_sets_without_labels_are_refused(encode):
-    with pytest.raises(ValueError, match=r"line 2: the label must not be empty"):
+    with pytest.raises(ValueError, match=r"line 2: the label must be a text; got an empty"):
         encode(examples([" "]))
     with pytest.raises(ValueError, match="must be read with labels"):
         encode(examples(None))
@@ -188,7 +188,7 @@ def test_saved_labels_are_loaded_as_they_were(tmp_path, saved):
 
 
 def test_a_missing_file_of_labels_is_told_from_another_file(tmp_path):
-    with pytest.raises(ValueError, match="must exist: training on classes writes it"):
+    with pytest.raises(ValueError, match="must be an existing file; got none. Training on classes"):
         labels.load(str(tmp_path / "labels.json"))
 
 

@@ -146,9 +146,9 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
             {"output_dir": "gs://a/b"},
             "output_dir must be a path on this machine; got the address 'gs://a/b'",
         ),
-        ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv must be an existing file."),
+        ({"train_file": "/nowhere/a.tsv"}, "/nowhere/a.tsv must be an existing file; got none."),
         ({"train_file": "/nowhere/a.xlsx"}, "must have a name that ends in .tsv"),
-        ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv must be an existing file."),
+        ({"dev_file": "/nowhere/b.csv"}, "/nowhere/b.csv must be an existing file; got none."),
         (
             {"label_column": "stars"},
             "must have one column 'stars'; got none. Its first line names 'sentence', 'other', "

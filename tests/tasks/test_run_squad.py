@@ -82,9 +82,9 @@ def test_a_file_without_answers_is_named_with_what_to_give(tmp_path, files, comm
     ("arguments", "message"),
     [
         ([], "nothing to do: give --evaluate to score --predictions_file"),
-        (["--evaluate"], "--predict_file and --predictions_file must be given with --evaluate"),
-        (["--evaluate", "--predict_file={v1}"], "--predictions_file must be given with --evaluate"),
-        (["{v1}"], "unexpected argument"),
+        (["--evaluate"], "--predict_file and --predictions_file are required with --evaluate"),
+        (["--evaluate", "--predict_file={v1}"], "--predictions_file is required with --evaluate"),
+        (["{v1}"], "The arguments must be flags; got "),
         (["--evaluate", "--predict_file={v1}", "--predictions_file=none.json"], "none.json"),
         (
             ["--evaluate", "--predict_file={v1}", "--predictions_file=gs://a/b.json"],

@@ -242,8 +242,8 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
     [
         ({"output_dir": "x"}, "--output_dir is called --model_dir here."),
         ({"num_train_steps": 7}, "--num_train_steps is --num_steps_per_epoch times"),
-        ({"bert_config_file": "/nowhere/c.json"}, "--bert_config_file=/nowhere/c.json cannot be"),
-        ({"bert_config_file": "/"}, "--bert_config_file=/ cannot be read: Is a directory."),
+        ({"bert_config_file": "/nowhere/c.json"}, "must be a readable file; got '/nowhere/c.json'"),
+        ({"bert_config_file": "/"}, "must be a readable file; got '/' (Is a directory)."),
         ({"bert_config_file": sys.executable}, f"{sys.executable} must be JSON; got"),
         ({"bert_config_file": ""}, "--bert_config_file is required"),
         ({"input_files": "/nowhere/*.tfrecord"}, "/nowhere/*.tfrecord"),

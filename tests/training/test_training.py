@@ -248,7 +248,9 @@ def test_a_run_starts_from_the_folder_of_another_dialect_and_from_moments(
         np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
     assert "(Hugging Face): weights: carried" in capsys.readouterr().out
     moments = dataclasses.replace(run, init_moments=True)
-    with pytest.raises(ValueError, match=r"--init_moments needs .*; .* lacks the moments \("):
+    with pytest.raises(
+        ValueError, match=r"--init_checkpoint must have .*; got .* without the moments \("
+    ):
         begin(moments, tmp_path / "b")
     convert_checkpoint.convert(
         whole,
@@ -313,7 +315,7 @@ def test_lars_learns_and_saves_its_momentum_which_another_run_takes_over(
     assert_same(after, {name: before[name] for name in after})
     lambs = dataclasses.replace(run, **start | {"init_checkpoint": str(whole)})
     with pytest.raises(
-        ValueError, match="--init_moments needs the momentum of LARS .*; got the moments of"
+        ValueError, match="--init_checkpoint must have the momentum of LARS .*; got the moments of"
     ):
         begin(lambs, tmp_path / "third")
 
