@@ -12,7 +12,7 @@ import os
 
 from official_bert import recipes, stages
 from official_bert.checkpoints import model_folder
-from official_bert.commands import commands, machine, pretraining_settings
+from official_bert.commands import commands, machine, pretraining_settings, training
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.model.config import BertConfig
 from official_bert.system import local_paths, messages, places
@@ -33,7 +33,7 @@ def _main(args):
 
 def _train(args):
     trainer = _trainer(args)
-    return commands.train(trainer) or commands.publish(trainer)
+    return training.train(trainer) or training.publish(trainer)
 
 
 def _check_paths(args):

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from official_bert.commands import commands, machine
+from official_bert.commands import machine, training
 from official_bert.commands.fine_tuning_settings import FineTuning, Settings
 from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Run, Stage
@@ -227,7 +227,7 @@ def _run_seed(args, job, engine, seed, folder):
     trainer = None
     if args.do_train:
         trainer = _trainer(args, job, engine, seed, folder)
-        code = commands.train(trainer)
+        code = training.train(trainer)
         if code:
             return code, None
         model, step = trainer.model, trainer.step
@@ -247,7 +247,7 @@ def _run_seed(args, job, engine, seed, folder):
             trainer.trackers.end(messages.code_of(error))
         raise
     if trainer:
-        commands.publish(trainer, metrics)  # the report shows `results.json`
+        training.publish(trainer, metrics)  # the report shows `results.json`
     return 0, results
 
 
