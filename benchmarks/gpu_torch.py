@@ -83,7 +83,9 @@ def pretraining(cell):
     ).to(cell["device"])
     inputs = {name: values.to(cell["device"]) for name, values in inputs.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    compiled = torch.compile(model)
+    on_gpu = cell["device"] == "cuda"
+    # Without a GPU nothing is compared, and Inductor would compile C++ for most of a minute.
+    compiled = torch.compile(model, backend="inductor" if on_gpu else "eager")
 
     def update():
         with torch.autocast(cell["device"], torch.bfloat16):
@@ -93,7 +95,6 @@ def pretraining(cell):
         optimizer.zero_grad(set_to_none=True)
 
     def after():
-        on_gpu = cell["device"] == "cuda"
         return {PEER: {"peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None}}
 
     return turns.offer({PEER: _repeated(update, cell)}, after=after)
