@@ -1,9 +1,8 @@
 """The files that the documents name, and those that their links lead to, exist."""
 
+import functools
 import re
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,20 +16,18 @@ def prose(document):
     return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_path_that_a_document_names_exists(document):
-    named = set(PATH.findall(document.read_text()))
-    missing = {path for path in named if not (ROOT / path).exists()}
-    assert not missing
+def test_every_path_that_a_document_names_exists():
+    named = {(one, path) for one in DOCUMENTS for path in PATH.findall(one.read_text())}
+    assert {(one.name, path) for one, path in named if not (ROOT / path).exists()} == set()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_link_of_a_document_leads_to_a_file(document):
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose(document))
-    relative = {link for link in links if "://" not in link}
-    assert {link for link in relative if not (document.parent / link).exists()} == set()
+def test_every_link_of_a_document_leads_to_a_file():
+    links = {(d, link) for d in DOCUMENTS for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(d))}
+    relative = {(d, link) for d, link in links if "://" not in link}
+    assert {(d.name, link) for d, link in relative if not (d.parent / link).exists()} == set()
 
 
+@functools.cache
 def anchors(document):
     """GitHub's, from the titles; unlike those of the site, they keep neighbouring hyphens."""
     titles = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
@@ -40,12 +37,14 @@ def anchors(document):
     return {*found, *again}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_link_within_the_documents_leads_to_a_title_on_github(document):
-    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", prose(document))
-    targets = ((document.parent / path if path else document, anchor) for path, anchor in links)
-    pages = ((page, anchor) for page, anchor in targets if page.is_file() and page.suffix == ".md")
-    assert {(page.name, anchor) for page, anchor in pages if anchor not in anchors(page)} == set()
+def test_every_link_within_the_documents_leads_to_a_title_on_github():
+    broken = set()
+    for document in DOCUMENTS:
+        for path, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", prose(document)):
+            page = document.parent / path if path else document
+            if page.is_file() and page.suffix == ".md" and anchor not in anchors(page):
+                broken.add((document.name, path, anchor))
+    assert broken == set()
 
 
 def test_the_paths_of_this_test_are_found_in_text():

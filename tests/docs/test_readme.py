@@ -58,9 +58,3 @@ def test_every_make_command_of_the_documents_is_a_target():
     for document in (README, (ROOT / "CONTRIBUTING.md").read_text()):
         for block in re.findall(r"^```bash\n(.*?)^```", document, re.MULTILINE | re.DOTALL):
             assert {c[1] for c in commands(block) if c[0] == "make"} <= targets
-
-
-def test_the_files_that_the_documents_link_to_exist():
-    for document in ("README.md", "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
-            assert (ROOT / link).exists(), f"{document} links to {link}"
