@@ -23,7 +23,6 @@ TINY_BERT = {
 }
 TINY = {
     "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper", "n"], "batch_size": 8},
-    "lars": {"updates": 4, "rates": [1e-3], "variants": ["study", "rows"], "batch_size": 8},
     "mixed_batch": {
         "first": {"updates": 4, "batch_size": 8, "max_seq_length": 16, "predictions": 4},
         "second": {"updates": 2, "batch_size": 4, "max_seq_length": 32, "predictions": 8},
@@ -40,6 +39,10 @@ TINY = {
         "trials": {"nesterov": [1, 1]},
     },
 }
+
+
+# Of the mixed batch, both first phases, and what a second one keeps of them, or not.
+SOME_TRIALS = {"mixed_batch": (0, 1, 2, -1)}
 
 
 @pytest.fixture(scope="module")
@@ -301,11 +304,10 @@ def test_all_optimizers_decay_the_same_variables_by_the_same_rate():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = BertConfig(vocab_size=300, intermediate_size=64, **sizes)
     task = script("bert").StudyTask(use_next_sentence_label=False)
-    shares = {}
+    model, shares = task.make_model(config, 1, "float32"), {}
+    variables = [v for v in model.trainable_variables if task.is_trainable(v.path)]
     for method in results.LABELS:
         values = scaling.point(scaling.SETTINGS, method, 1, 1) | {"weight_decay": 0.5}
-        model = task.make_model(config, 1, "float32")
-        variables = [v for v in model.trainable_variables if task.is_trainable(v.path)]
         optimizer = scaling.optimizer(method, scaling.SETTINGS, values).make(variables)
         optimizer.build(variables)
         for variable in variables:
@@ -330,14 +332,18 @@ def test_all_optimizers_decay_the_same_variables_by_the_same_rate():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
-def test_a_tiny_study_of_bert_runs_all_its_trials_and_writes_its_page(name, tmp_path, bert_data):
+def test_a_tiny_study_of_bert_runs_its_trials_and_writes_its_page(name, tmp_path, bert_data):
     module, settings = script(name), TINY_BERT | TINY[name]
+
+    def some(settings, records):
+        every = module.CLAIM.trials(settings, records)
+        return [every[n] for n in SOME_TRIALS.get(name, range(len(every)))]
+
+    study = module.CLAIM._replace(trials=some)
     flags = command(name, tmp_path, settings, f"--data_dir={bert_data}")[2:]
-    assert claim.main(module.CLAIM, claim.parser(module.CLAIM, "").parse_args(flags)) == 0
+    assert claim.main(study, claim.parser(study, "").parse_args(flags)) == 0
     found = records_of(tmp_path, name)
-    assert [each["trial"] for each in found] == module.CLAIM.trials(
-        module.SETTINGS | settings, found
-    )
+    assert [each["trial"] for each in found] == some(module.SETTINGS | settings, found)
     assert not any(each["diverged"] for each in found)
     assert all(each["report"] == each["curve"][-1]["report"] < 7 for each in found)
     assert f"| trials | {len(found)} of {len(found)} done" in (tmp_path / f"{name}.md").read_text()

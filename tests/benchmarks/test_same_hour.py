@@ -20,27 +20,30 @@ TINY = {
     "tokens": 256,
     "evaluations": 2,
 }
-VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
-
-
 VALUES = {"rate": 4e-3, "one_minus_beta_1": 0.05, "weight_decay": 0.1, "updates": None}
+GROWING, MASKS = "now with a growing depth", "now with [MASK] only"
 
 
-@pytest.mark.parametrize("arm", same_hour.ARMS)
-def test_every_arm_is_a_run_with_its_ingredients(arm, tmp_path):
-    (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    settings, ingredients = search.SETTINGS, same_hour.ARMS[arm]
-    run = same_hour.run_of(tmp_path, settings, {"arm": arm, "seed": 7}, VALUES)
-    assert run.seed == 7
-    assert run.optimizer.type == ingredients["optimizer"]
-    shares = ingredients.get("batch_shares", [1] * len(run.stages))
-    assert [stage.tokens for stage in run.stages] == [s * settings["tokens"] for s in shares]
-    assert run.stages[-1].end_learning_rate == 0
+@pytest.fixture
+def folder(tmp_path):
+    """Where the vocabulary is, which is all that a run needs to be made."""
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
+    return tmp_path
 
 
-def test_now_is_the_recipe_of_the_demo(tmp_path):
-    (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    run = same_hour.run_of(tmp_path, search.SETTINGS, {"arm": "now", "seed": 7}, VALUES)
+def test_every_arm_is_a_run_with_its_ingredients(folder):
+    for arm, ingredients in same_hour.ARMS.items():
+        run = same_hour.run_of(folder, search.SETTINGS, {"arm": arm, "seed": 7}, VALUES)
+        assert run.seed == 7, arm
+        assert run.optimizer.type == ingredients["optimizer"], arm
+        shares = ingredients.get("batch_shares", [1] * len(run.stages))
+        tokens = [share * search.SETTINGS["tokens"] for share in shares]
+        assert [stage.tokens for stage in run.stages] == tokens, arm
+        assert run.stages[-1].end_learning_rate == 0, arm
+
+
+def test_now_is_the_recipe_of_the_demo(folder):
+    run = same_hour.run_of(folder, search.SETTINGS, {"arm": "now", "seed": 7}, VALUES)
     recipe = recipes.demo()
     momentum = run.optimizer.settings["momentum"]
     assert momentum == 0.95
@@ -107,40 +110,41 @@ def test_a_slow_moment_of_the_machine_takes_no_updates_from_an_arm():
     assert search.fitting(search.SETTINGS, search.PEER, work)["updates"] == [720]
 
 
-@pytest.mark.parametrize("arm", [arm for arm in search.RATES if arm != search.PEER])
-def test_a_point_of_a_search_is_nows_run_with_other_values(arm, tmp_path):
-    (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    point = search.trial("search", arm, 1, 1)
-    values = search.values_of(search.SETTINGS, point, measured(arm))
-    low, high = search.RATES[arm]
-    assert values["rate"] == pytest.approx((low * high) ** 0.5)
-    run = same_hour.run_of(tmp_path, search.SETTINGS, point, values)
+def test_a_point_of_a_search_is_nows_run_with_other_values(folder):
     now = recipes.demo()
-    assert [stage.steps for stage in run.stages] == values["updates"] == [425, 1275]
-    assert [stage.tokens for stage in run.stages] == [stage.tokens for stage in now.stages]
-    assert [stage.learning_rate for stage in run.stages] == [values["rate"]] * 2
-    assert run.stages[-1].warmup_steps == 85
-    assert run.minutes is None
-    optimizer, momentum = run.optimizer, 1 - values["one_minus_beta_1"]
-    assert optimizer.type == same_hour.ARMS[arm]["optimizer"]
-    assert optimizer.weight_decay == values["weight_decay"]
-    assert optimizer.settings.get("momentum", optimizer.beta_1) == momentum
+    for arm, (low, high) in search.RATES.items():
+        if arm == search.PEER:
+            continue
+        point = search.trial("search", arm, 1, 1)
+        values = search.values_of(search.SETTINGS, point, measured(arm))
+        assert values["rate"] == pytest.approx((low * high) ** 0.5), arm
+        run = same_hour.run_of(folder, search.SETTINGS, point, values)
+        assert [stage.steps for stage in run.stages] == values["updates"] == [425, 1275], arm
+        assert [stage.tokens for stage in run.stages] == [stage.tokens for stage in now.stages]
+        assert [stage.learning_rate for stage in run.stages] == [values["rate"]] * 2, arm
+        assert run.stages[-1].warmup_steps == 85, arm
+        assert run.minutes is None
+        optimizer, momentum = run.optimizer, 1 - values["one_minus_beta_1"]
+        assert optimizer.type == same_hour.ARMS[arm]["optimizer"]
+        assert optimizer.weight_decay == values["weight_decay"], arm
+        assert optimizer.settings.get("momentum", optimizer.beta_1) == momentum, arm
 
 
-@pytest.mark.parametrize("arm", [a for a in search.SETTINGS["arms"] if a not in search.RATES])
-def test_an_ingredient_changes_nows_best_run_in_one_respect(arm, tmp_path):
-    (tmp_path / "vocab.txt").write_text(VOCABULARY)
-    stages = len(same_hour.ARMS[arm]["stages"])
-    work = measured("now") + measured(arm, stages)
-    work += searched("now", [3.5, 3.4, 3.6], work)
-    point = search.trial("arm", arm, None, 2)
-    values = search.values_of(search.SETTINGS, point, work)
-    best = search.OF_BEFORE if arm == "before" else work[-2]["values"]
-    assert {name: values[name] for name in search.SOME} == {n: best[n] for n in search.SOME}
-    run = same_hour.run_of(tmp_path, search.SETTINGS, point, values)
-    assert sum(0.1 * stage.steps for stage in run.stages) == pytest.approx(170, abs=0.3)
-    of_now = search.trial("arm", "now", None, 2)
-    assert run != same_hour.run_of(tmp_path, search.SETTINGS, of_now, work[-2]["values"])
+def test_an_ingredient_changes_nows_best_run_in_one_respect(folder):
+    for arm in search.SETTINGS["arms"]:
+        if arm in search.RATES:
+            continue
+        work = measured("now") + measured(arm, len(same_hour.ARMS[arm]["stages"]))
+        work += searched("now", [3.5, 3.4, 3.6], work)
+        point = search.trial("arm", arm, None, 2)
+        values = search.values_of(search.SETTINGS, point, work)
+        best = search.OF_BEFORE if arm == "before" else work[-2]["values"]
+        assert {name: values[name] for name in search.SOME} == {n: best[n] for n in search.SOME}
+        run = same_hour.run_of(folder, search.SETTINGS, point, values)
+        seconds = sum(0.1 * stage.steps for stage in run.stages)
+        assert seconds == pytest.approx(170, abs=0.3), arm
+        of_now = search.trial("arm", "now", None, 2)
+        assert run != same_hour.run_of(folder, search.SETTINGS, of_now, work[-2]["values"]), arm
 
 
 def test_a_search_waits_for_all_measurements_and_its_best_for_the_search():
@@ -206,14 +210,19 @@ def test_a_search_refuses_arms_that_it_cannot_set():
     assert "got now." in search.problem(settings | {"rates": {"now": [1e-3, 1e-2]}})
 
 
-def test_only_mask_tokens_replace_what_is_predicted(tmp_path):
-    arm = "now with [MASK] only"
-    settings = search.SETTINGS | TINY | {"arms": [arm]}
-    same_hour.make_data(tmp_path, settings)
-    run = same_hour.run_of(tmp_path, settings, {"arm": arm, "seed": 7}, VALUES)
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The folder of little text, with the records of the arms that are run here."""
+    path = tmp_path_factory.mktemp("data")
+    same_hour.make_data(path, search.SETTINGS | TINY | {"arms": [GROWING, MASKS]})
+    return path
+
+
+def test_only_mask_tokens_replace_what_is_predicted(data):
+    run = same_hour.run_of(data, search.SETTINGS | TINY, {"arm": MASKS, "seed": 7}, VALUES)
     stage = run.stages[0]
     for held_out in (False, True):
-        batches = run.task.batches(
+        batch = run.task.batches(
             list(stage.input_files),
             stage.lengths,
             stage.batch_size,
@@ -221,8 +230,7 @@ def test_only_mask_tokens_replace_what_is_predicted(tmp_path):
             seed=1,
             shard=(0, 1),
             held_out=held_out,
-        )
-        batch = batches[0]
+        )[0]
         there = batch["masked_lm_weights"] > 0
         read = np.take_along_axis(batch["input_ids"], batch["masked_lm_positions"], 1)[there]
         assert np.all(read == 4) != held_out
@@ -230,19 +238,15 @@ def test_only_mask_tokens_replace_what_is_predicted(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["now with a growing depth", search.PEER])
-def test_a_point_is_scored_on_both_halves_of_the_held_out_rows(arm, tmp_path):
+@pytest.mark.parametrize("arm", [GROWING, search.PEER])
+def test_a_point_is_scored_on_both_halves_of_the_held_out_rows(arm, data, tmp_path):
     for peer in ("torch", "transformers", "accelerate"):
         peers.load(peer)
-    settings = search.SETTINGS | TINY
-    same_hour.make_data(tmp_path, settings | {"arms": ["now"]})
-    model_dir = tmp_path / "model"
-    model_dir.mkdir()
     of_peer = arm == search.PEER
     train = search.train_peer if of_peer else search.train_ours
     updates = {"updates": [3] if of_peer else [3, 3]}
     point = search.trial("search", arm, 1, 1)
-    found = train(tmp_path, model_dir, settings, point, search.SOME | updates)
+    found = train(data, tmp_path, search.SETTINGS | TINY, point, search.SOME | updates)
     assert 3 < found["select"] < 7  # 5.7: the vocabulary
     assert 0 < abs(found["select"] - found["report"]) < 0.5
     assert [point["step"] for point in found["curve"]] == ([1, 2, 3] if of_peer else [2, 3, 4, 6])

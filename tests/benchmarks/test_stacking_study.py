@@ -8,6 +8,7 @@ import peers
 import pytest
 import stacking_study as study
 import stacking_study_tables as results
+import trials
 
 TINY = {
     "vocab_size": 300,
@@ -119,8 +120,17 @@ def test_the_seconds_of_an_update_leave_out_the_first_call(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_measures_every_stage_runs_at_the_better_rate_and_writes_its_page(tmp_path):
+def test_a_study_measures_every_stage_runs_at_the_better_rate_and_writes_its_page(
+    tmp_path, monkeypatch
+):
+    """Here, not in processes of their own as those of test_learning_curves.py are."""
     peers.load("matplotlib")
+
+    def in_this_process(command):
+        study.train(**json.loads(command[1].removeprefix("--trial=")))
+        return 0
+
+    monkeypatch.setattr(trials, "run_child", in_this_process)
     settings = study.SETTINGS | TINY
     done = [
         pace("mslt", [0.5, 0.5, 1.0], settings),
