@@ -136,7 +136,7 @@ class LayerwiseOptimizer(OptimizerState):
             _replicas.merge_replicas(self._when_due(update, variables), [*grads, *noise])
 
     def _squares_of_shares(self, grads, variables, are_summed):
-        """Squared norms of this replica's share of the gradient so far, in a list.
+        """Sums of the squared norms of this replica's micro-batches' gradients so far, in a list.
 
         Args:
             are_summed: Whether the gradients are those of all replicas.

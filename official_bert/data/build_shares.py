@@ -171,8 +171,8 @@ def collect(shards: list[str], described: dict) -> tuple[list[dict], dict]:
     missing = [share for share in shares if not notes[share]]
     if missing:
         raise ValueError(
-            f"build_part=finish needs all {counts[0]} parts; got all but {_listed(missing)}, not "
-            "begun or not complete. Run them, then finish."
+            f"build_part=finish must find all {counts[0]} parts; got all but {_listed(missing)}, "
+            "not begun or not complete. Run them, then finish."
         )
     for share, note in notes.items():
         _require_same(share, note["described"], described)
@@ -219,7 +219,7 @@ def refuse_damaged(parts: list[dict]) -> None:
         names = (part["path"].split("/")[-2] for part in parts)
         shares = dict.fromkeys(name.replace("-of-", "/") for name in names)
         raise ValueError(
-            f"build_part=finish needs whole parts; got {len(parts)} missing or damaged in "
+            f"build_part=finish must find whole parts; got {len(parts)} missing or damaged in "
             f"{_listed(shares)}. Run them again, then finish."
         )
 

@@ -234,7 +234,7 @@ def _make_update(run, model, optimizer, placement, measures_noise):
 def _make_gradients(run, model, placement, measures_noise):
     """Gradients of the global batch's loss, times its scale, and the task's sums over it.
 
-    With noise measurement, followed by the sums of squared micro-batch norms.
+    With noise measurement, followed by sums of the squared norms of the micro-batches' gradients.
     """
     forward_backward = _make_forward_backward(run, model)
     dtype, count = _DTYPES[run.reduce_dtype], run.gradient_accumulation_steps

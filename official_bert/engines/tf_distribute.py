@@ -137,7 +137,7 @@ class TfDistribute(Engine):
                 }
 
             dataset = batches.dataset(steps, context.input_pipeline_id, hosts)
-            return _untuned(dataset.map(divided).unbatch().prefetch(2 * replicas))
+            return dataset.map(divided).unbatch().prefetch(2 * replicas)
 
         return for_host
 
@@ -255,7 +255,7 @@ def _is_of_reading(error):
 
 
 def _untuned(dataset):
-    """The dataset without TensorFlow's tuner, which has nothing to tune here.
+    """The dataset without TensorFlow's tuner, which has nothing to tune in a Python generator.
 
     An iterator is not freed before its tuner has slept, up to a minute: so long a stage and the run
     would wait at their end. The iterators that `tf.distribute` makes for devices keep theirs.

@@ -106,7 +106,7 @@ class TrainingLoop:
     def __call__(
         self, iterator: Iterator, first_step: int, steps: int, state: LoopState
     ) -> LoopState:
-        """Runs `steps` updates on batches of a distributed iterator."""
+        """Runs `steps` updates on batches of an iterator of `TfDistribute.feed`."""
         tensors = self._loop(iterator, tf.constant(first_step), tf.constant(steps), _tensors(state))
         found = {name: value.numpy().tolist() for name, value in tensors.items()}
         return dataclasses.replace(state, **found)
@@ -168,7 +168,7 @@ def make_replica_update(
 def make_evaluation_step(
     task: "Task", model: keras.Model, strategy: tf.distribute.Strategy
 ) -> Callable[[Iterator], tf.Tensor]:
-    """A function that returns the task's sums of the next batch of a distributed iterator."""
+    """A function that returns the task's sums of the next batch of an iterator."""
 
     totals = _shared_totals(strategy, len(task.sums))
 

@@ -406,7 +406,7 @@ def _require_labels(examples: Examples) -> Sequence[str]:
     for line, label in zip(examples.lines, examples.labels):
         if not label.strip():
             raise ValueError(
-                f"{examples.path}, line {line}: the label must be a text; got an empty one. Fill "
+                f"{examples.path}, line {line}: the label must not be blank; got {label!r}. Fill "
                 "it in, or remove the row."
             )
     return examples.labels

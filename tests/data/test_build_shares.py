@@ -160,7 +160,7 @@ def test_finishing_names_the_parts_that_are_missing(text, tmp_path, monkeypatch)
     with monkeypatch.context() as patch, contextlib.suppress(ZeroDivisionError):
         patch.setattr(record_builder, "_ask", lambda *_: 1 / 0)
         build(text, tmp_path, "3/4")
-    with pytest.raises(ValueError, match="needs all 4 parts; got all but 0/4, 2/4, 3/4"):
+    with pytest.raises(ValueError, match="must find all 4 parts; got all but 0/4, 2/4, 3/4"):
         build(text, tmp_path, "finish")
 
 
@@ -301,7 +301,9 @@ def test_a_part_of_changed_text_after_a_finished_build_is_not_taken_for_done(
             patch.setattr(record_builder, "_ask", lambda *_: 1 / 0)
         build(text, tmp_path / "a", "0/2")
     missing = "1/2" if is_whole else "0/2, 1/2"
-    with pytest.raises(ValueError, match=f"needs all 2 parts; got all but {missing}, not begun"):
+    with pytest.raises(
+        ValueError, match=f"must find all 2 parts; got all but {missing}, not begun"
+    ):
         build(text, tmp_path / "a", "finish")
     for part in "0/2", "1/2", "finish":
         build(text, tmp_path / "a", part)

@@ -121,7 +121,7 @@ def test_interrupted_after_any_step_a_build_in_a_store_ends_the_same(
 
 def test_parts_of_several_machines_meet_in_a_store(small_text, store, expected):
     build(small_text, f"{store}/texts", store / "r", build_part="1/2")
-    with pytest.raises(ValueError, match="needs all 2 parts; got all but 0/2"):
+    with pytest.raises(ValueError, match="must find all 2 parts; got all but 0/2"):
         build(small_text, f"{store}/texts", store / "r", build_part="finish")
     build(small_text, f"{store}/texts", store / "r", build_part="0/2")
     part = next(file for file in (store / "r").files() if file.name.endswith("1.records"))

@@ -18,13 +18,21 @@ def prose(document):
 
 def test_every_path_that_a_document_names_exists():
     named = {(one, path) for one in DOCUMENTS for path in PATH.findall(one.read_text())}
-    assert {(one.name, path) for one, path in named if not (ROOT / path).exists()} == set()
+    assert {
+        (one.relative_to(ROOT).as_posix(), path)
+        for one, path in named
+        if not (ROOT / path).exists()
+    } == set()
 
 
 def test_every_link_of_a_document_leads_to_a_file():
     links = {(d, link) for d in DOCUMENTS for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(d))}
     relative = {(d, link) for d, link in links if "://" not in link}
-    assert {(d.name, link) for d, link in relative if not (d.parent / link).exists()} == set()
+    assert {
+        (d.relative_to(ROOT).as_posix(), link)
+        for d, link in relative
+        if not (d.parent / link).exists()
+    } == set()
 
 
 @functools.cache
@@ -43,7 +51,7 @@ def test_every_link_within_the_documents_leads_to_a_title_on_github():
         for path, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", prose(document)):
             page = document.parent / path if path else document
             if page.is_file() and page.suffix == ".md" and anchor not in anchors(page):
-                broken.add((document.name, path, anchor))
+                broken.add((document.relative_to(ROOT).as_posix(), path, anchor))
     assert broken == set()
 
 

@@ -156,7 +156,7 @@ def test_a_label_that_is_no_number_of_the_scale_is_refused(text):
 
 @pytest.mark.parametrize("encode", [Classes(("a", "b")).encode, Numbers().encode])
 def test_empty_labels_and_sets_without_labels_are_refused(encode):
-    with pytest.raises(ValueError, match=r"line 2: the label must be a text; got an empty"):
+    with pytest.raises(ValueError, match=r"line 2: the label must not be blank; got ' '"):
         encode(examples([" "]))
     with pytest.raises(ValueError, match="must be read with labels"):
         encode(examples(None))
