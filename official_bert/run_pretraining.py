@@ -150,7 +150,8 @@ def _config(args):
         if model is None:
             raise ValueError(
                 "--bert_config_file is required, because the folder of --init_checkpoint is read "
-                f"only on this machine; got {args.init_checkpoint!r}. Copy its bert_config.json here."
+                f"only on this machine; got {args.init_checkpoint!r}. Copy its bert_config.json "
+                "here."
             )
         return model.config()
     try:
