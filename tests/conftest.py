@@ -54,6 +54,14 @@ if importlib.util.find_spec("tensorflow"):
     )
 
 
+# Property tests have no time limit of an example: how long one takes depends on what else runs.
+if importlib.util.find_spec("hypothesis"):
+    import hypothesis
+
+    hypothesis.settings.register_profile("suite", deadline=None)
+    hypothesis.settings.load_profile("suite")
+
+
 # A process of tests is renewed at 2.5 GB (tests/support/forked_files.py); few grow so far.
 _BYTES_OF_A_PROCESS = 2 << 30
 

@@ -11,7 +11,7 @@ import google_reference
 import numpy as np
 import peers
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_text import SHARED, UNCASED, needs_shared, topics
 from tokenizers import Tokenizer
@@ -247,7 +247,6 @@ def tokenizers(tmp_path_factory) -> list[Tokenizer]:
     return [tokenization.load(str(path), do_lower_case) for do_lower_case in (False, True)]
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, max_size=4))
 def test_the_characters_of_a_word_have_its_pieces(tokenizers, texts):
     for tokenizer in tokenizers:
@@ -264,7 +263,6 @@ def test_the_characters_of_a_word_have_its_pieces(tokenizers, texts):
                 assert tokenizer.encode(word, add_special_tokens=False).ids == ids[begin:end]
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_what_no_piece_covers_is_space_or_dropped_and_accents_stay_with_their_letter(
     tokenizers, text

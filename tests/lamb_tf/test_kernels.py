@@ -39,7 +39,7 @@ def tensors(shape, dtype, scale, seed):
     return [np.asarray(values, dtype) for values in (x, g, m, v)]
 
 
-@settings(max_examples=500, deadline=None, database=None)
+@settings(max_examples=500, database=None)
 @given(**CASES)
 def test_the_kernel_gives_the_moments_and_the_direction_of_the_equations(
     beta_1, beta_2, exponent, bias_correction, step, shape, dtype, decay, scale, finite, seed

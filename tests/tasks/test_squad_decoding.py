@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_squad import WORDS, question, write_vocabulary
 
@@ -99,7 +99,6 @@ CHOSEN = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     questions=st.lists(QUESTION, max_size=4),
     chosen=CHOSEN,

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from small_squad import DEV, needs_squad, question
 
@@ -123,7 +123,6 @@ ANSWERS = st.sampled_from(["", "old mill", "old", "mill", "river"])
 KEYS = st.sampled_from(["none", "old mill", "river"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, ANSWERS, st.integers(-2, 2)), min_size=1, max_size=8))
 @example([("none", "old", -1), ("old mill", "old mill", -1), ("river", "river", 0)])
 def test_best_thresholds_are_those_of_all_thresholds_tried(rows):
@@ -139,7 +138,6 @@ def test_best_thresholds_are_those_of_all_thresholds_tried(rows):
         assert at_best == pytest.approx(max(tried))
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_without_equal_odds_best_scores_are_those_of_the_official_walk(data):
     """The official script adds the questions one by one, in the order of their odds."""
@@ -165,7 +163,6 @@ def test_where_no_answer_is_best_no_odds_are_at_the_threshold():
     assert squad_evaluation.best_threshold([(0.2, -1.0)]) == (0, 0)
 
 
-@settings(deadline=None)
 @given(st.permutations(range(6)))
 def test_the_order_of_the_questions_changes_nothing(order):
     questions = [

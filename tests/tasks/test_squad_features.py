@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import peers
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_squad import DEV, SPECIAL, WORDS, needs_squad, question, write_vocabulary
 from small_text import UNCASED
@@ -184,7 +184,6 @@ QUESTIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(QUESTIONS, st.integers(0, 5))
 def test_parts_of_the_questions_give_the_windows_of_all(vocab_file, questions, cut):
     def of(part):

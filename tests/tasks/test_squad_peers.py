@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import peers
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from small_squad import DEV, needs_squad, qa, question, write_squad
 from small_text import UNCASED
@@ -43,7 +43,6 @@ def questions_with(answers):
     ]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(TEXTS, min_size=1, max_size=3), TEXTS), min_size=1, max_size=6))
 def test_scores_of_version_1_are_those_of_tf_models(rows):
     peer = peers.module_alone("official.nlp.tools.squad_evaluate_v1_1")
@@ -55,7 +54,6 @@ def test_scores_of_version_1_are_those_of_tf_models(rows):
     assert ours["f1"] == pytest.approx(100 * theirs["final_f1"])
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(TEXTS, max_size=3), FILLED | st.just("")), min_size=1, max_size=8

@@ -30,7 +30,7 @@ def sentences(draw):
     return scheme, true, [[other or one for one, other in words] for words in drawn]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(sentences())
 def test_scores_are_those_of_seqeval_by_default_and_in_its_strict_mode(drawn):
     metrics, schemes = peers.load("seqeval.metrics"), peers.load("seqeval.scheme")

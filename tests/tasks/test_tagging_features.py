@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import peers
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from official_bert.data import tokenization
@@ -32,7 +32,6 @@ WORDS = st.sampled_from(["the", "unaffable", "Cat.", "#", "x", "\u200b", "", "ä¸
 SENTENCES = st.lists(st.lists(WORDS, max_size=12), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(sentences=SENTENCES, length=st.integers(3, 12))
 def test_every_word_is_predicted_once_at_its_first_piece(tokenizer, sentences, length):
     words = from_words(tokenizer, sentences)
@@ -53,7 +52,6 @@ def test_every_word_is_predicted_once_at_its_first_piece(tokenizer, sentences, l
     assert words.without_piece == sum(word in ("", "\u200b") for s in sentences for word in s)
 
 
-@settings(deadline=None)
 @given(sentences=SENTENCES, length=st.integers(3, 12))
 def test_windows_hold_a_sentence_s_pieces_in_order(tokenizer, sentences, length):
     features = make_features(from_words(tokenizer, sentences), tokenizer, length)

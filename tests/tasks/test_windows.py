@@ -1,7 +1,7 @@
 """Overlapping windows of a long text, against the official script's description of them."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from official_bert.tasks import windows
@@ -32,14 +32,12 @@ def described_owner(windows, piece):
     return owner
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_windows_are_those_of_the_official_script(pieces, room, stride):
     found = windows.cut(pieces, room, stride)
     assert list(map(tuple, found.tolist())) == described_windows(pieces, room, stride)
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_each_piece_is_answered_from_the_window_with_most_context(pieces, room, stride):
     found = windows.cut(pieces, room, stride)
