@@ -13,7 +13,7 @@ import pytest
 from small_runs import forget_after, log_lines
 
 from official_bert import run_classifier
-from official_bert.commands import commands, fine_tuning
+from official_bert.commands import fine_tuning, training
 from official_bert.system import messages
 from official_bert.training import trackers
 from official_bert.training.trackers import Trackers
@@ -353,7 +353,7 @@ def run_of_one_seed(folder, monkeypatch, use, trained):
     """Calls `fine_tuning` for a seed whose training is done, with these `Trackers`."""
     trainer = types.SimpleNamespace(model=None, step=8, model_dir=folder, trackers=trained)
     monkeypatch.setattr(fine_tuning, "_trainer", lambda *_: trainer)
-    monkeypatch.setattr(commands, "train", lambda _: 0)
+    monkeypatch.setattr(training, "train", lambda _: 0)
     args = types.SimpleNamespace(do_train=True, do_eval=True)
     engine = types.SimpleNamespace(is_chief=True)
     job = fine_tuning.FineTuningJob(task=None, config=None, use=use)
