@@ -78,8 +78,8 @@ class OrScale(LayerwiseOptimizer):
     that suits AdamW is then of the right size. `calibrated=False` is OrScale, for other models:
     s = c = 1.
 
-    AdamW updates non-matrices and `adam_paths`, with the same rate and decay. Name the last layer
-    of a classifier there, too.
+    AdamW updates all other variables, with the same rate and decay: those that are not matrices,
+    and those that `adam_paths` names. Name the last layer of a classifier there, too.
 
     A variable with two axes is a matrix. With three, its axes are divided in two such that the
     matrix is as near to a square as possible, which suits the projections of attention, (d, heads,

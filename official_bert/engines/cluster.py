@@ -130,7 +130,8 @@ def _from_tf_config(text):
     chiefs = jobs.get("chief", ())
     if not 0 <= index < len(jobs.get(job, ())):
         raise ValueError(
-            f"The task of TF_CONFIG must be in its cluster, {jobs}; got {job} {index}. Correct one."
+            f"The task of TF_CONFIG must be in its cluster, {jobs}; got {job} {index}. "
+            "Correct the task or the cluster."
         )
     place = index if job == "chief" else len(chiefs) + index
     return Cluster(chiefs + jobs.get("worker", ()), place, "TF_CONFIG")

@@ -257,8 +257,8 @@ def _is_of_reading(error):
 def _untuned(dataset):
     """The dataset without TensorFlow's tuner, which has nothing to tune in a Python generator.
 
-    An iterator is not freed before its tuner has slept, up to a minute: so long a stage and the run
-    would wait at their end. The iterators that `tf.distribute` makes for devices keep theirs.
+    Freeing an iterator waits until its tuner wakes up: up to a minute at the end of each stage and
+    run. The iterators that `tf.distribute` makes for devices keep their own tuners.
     """
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -5,7 +5,7 @@ A checkpoint is a TensorFlow tensor bundle whose keys are the official TensorFlo
 `…/adam_v` (LARS: `…/momentum`), and `global_step`. `<prefix>.json` holds the digests of its
 files and the loop's own state. It is written last: without it, or if a digest
 differs, the checkpoint does not count. While a checkpoint is written, `.writing-NAME` is there, and
-`checkpoint` names it only when it is whole. So a half-written checkpoint is recognised, also in a
+`checkpoint` names it only when it is whole. So a half-written checkpoint is recognised, even in a
 copy. Checkpoint files that lack their `.json` for another reason are refused and never removed.
 
 `known_good.json` names the newest checkpoint whose weights the following updates have proved good
