@@ -44,6 +44,7 @@ ARMS = {  # name: ingredients
     "now with [MASK] only": {**NOW, "only_masks": True},
     "now with dropout": {**NOW, "dropout": 0.1},
     "now with a growing depth": {**NOW, "depths": (1, None)},
+    "now with repeated positions": {**NOW, "new_positions": "repeat", "as_fast_as": "now"},
 }
 PEER = "Hugging Face"
 HELD_OUT = Lengths(64, 10)  # the rows on which all are compared at the end
@@ -152,6 +153,7 @@ def run_of(folder, settings, trial, values):
                 end_learning_rate=0.0 if index == count - 1 else rate / 2,
                 input_files=(path,),
                 depth=depths[index],
+                new_positions=ingredients.get("new_positions", "fresh"),
             )
         )
     momentum = 1 - values["one_minus_beta_1"]

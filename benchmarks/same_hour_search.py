@@ -66,7 +66,8 @@ def all_trials(settings, records):
     """The measurements in turns, the search breadth first, then the seeds of the arms."""
     arms, searched = settings["arms"], searched_arms(settings)
     rounds, points = (range(1, 1 + settings[name]) for name in ("rounds", "trials"))
-    found = [trial("speed", arm, n, 1) for n in rounds for arm in arms]
+    timed = [arm for arm in arms if measured_by(arm) == arm]
+    found = [trial("speed", arm, n, 1) for n in rounds for arm in timed]
     found += [trial("search", arm, n, 1) for n in points for arm in searched]
     return found + [
         trial("arm", arm, None, seed)
@@ -87,6 +88,11 @@ def searched_arms(settings):
 def source(arm):
     """The arm by whose search another is set; None for "before"."""
     return arm if arm in RATES else None if arm == "before" else "now"
+
+
+def measured_by(arm):
+    """The arm whose measured seconds count for another: one with the same updates."""
+    return same_hour.ARMS.get(arm, {}).get("as_fast_as", arm)
 
 
 def needs(trial, other):
@@ -130,7 +136,7 @@ def fitting(settings, arm, records):
         `updates` of each stage, the seconds of `each`, and of tracing and compiling `once`.
     """
     of_now = median(seconds_of_now(r) for r in records if r["trial"]["part"] == "speed")
-    measured = part_of(records, "speed", arm)
+    measured = part_of(records, "speed", measured_by(arm))
 
     def usual(costs):
         return of_now * median(c / seconds_of_now(r) for c, r in zip(costs, measured, strict=True))
@@ -161,7 +167,8 @@ def stands(settings, record, records):
     if part == "speed":
         return True
     measured = [r for r in records if r["trial"]["part"] == "speed"]
-    if len(measured) < settings["rounds"] * len(settings["arms"]):
+    timed = {measured_by(arm) for arm in settings["arms"]}
+    if len(measured) < settings["rounds"] * len(timed):
         return False
     searched = source(arm) if part == "arm" else None
     if searched and len(part_of(records, "search", searched)) < settings["trials"]:

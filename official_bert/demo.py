@@ -31,6 +31,7 @@ from official_bert.system import (
     whole_files,
 )
 from official_bert.system.settings import documented, setting
+from official_bert.training import model_directory
 
 RECIPE = "demo"
 VOCAB_SIZE = 2048
@@ -252,10 +253,13 @@ def _pretrain(layout, recipe, engine):
     if (layout.model / "summaries" / "training_summary.txt").exists():  # written last
         return "already there"
     patterns = {split: layout.records(split, "{max_seq_length}") for split in ("train", "held_out")}
+    begun = model_directory.read_run_json(layout.model) or {}  # on another machine, or by JAX
+    dtype = begun.get("dtype", machine.fastest_dtype(engine))
     child_commands.call(
         "run_pretraining",
         f"--recipe={recipe}",
         f"--engine={engine}",
+        f"--dtype={dtype}",
         f"--input_files={patterns['train']}",
         f"--eval_files={patterns['held_out']}",
         f"--bert_config_file={layout.config}",

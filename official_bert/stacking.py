@@ -1,4 +1,4 @@
-"""Grows an encoder from stage to stage, and freezes parts of it: MSLT and Gong's doubling.
+"""Grows a model from stage to stage, and freezes parts of it: MSLT, Gong's doubling, positions.
 
 MSLT (multi-stage layerwise training, arXiv 2011.13635) starts with few encoder layers. Each stage
 adds layers on top and trains only them and the output head; the layers below run forward only:
@@ -19,6 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from official_bert.model.config import BertConfig
     from official_bert.stages import Stage
@@ -29,6 +31,7 @@ GROWTH = ("copy_top", "copy_stack", "fresh")
 
 _LAYER = re.compile(r"^bert/encoder/layer_(\d+)/")
 _EMBEDDINGS = "bert/embeddings/"  # the tables and their LayerNorm
+_POSITIONS = f"{_EMBEDDINGS}position_embeddings"
 
 
 def sources(old_depth: int, new_depth: int, how: str) -> dict[int, int]:
@@ -93,6 +96,29 @@ def grow(
             if copied != path:
                 grown[copied] = value
     return grown
+
+
+def repeat_positions(
+    weights: Mapping[str, np.ndarray], trained: int, length: int
+) -> dict[str, np.ndarray]:
+    """The table of positions for longer sequences, from that of a model that knows short ones.
+
+    Row j ≥ `trained` gets row j mod `trained` added. So a token at a new place sees its neighbours
+    as one at a known place does, and from other blocks' by what the rows began with: training need
+    not leave the plateau of word frequencies (`docs/recipes.md`) once more. Beltagy et al. copy
+    positions in this way to lengthen RoBERTa's 512 to Longformer's 4,096 (arXiv 2004.05150).
+
+    Args:
+        weights: Dictionary from variable path to array.
+        trained: Positions of the longest sequences so far.
+        length: Positions of the sequences to come.
+
+    Returns:
+        Dictionary with the table under its path.
+    """
+    table = weights[_POSITIONS].copy()
+    table[trained:length] += table[np.arange(trained, length) % trained]
+    return {_POSITIONS: table}
 
 
 def trained(path: str, stage: "Stage") -> bool:

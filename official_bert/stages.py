@@ -63,6 +63,12 @@ class Stage:
         '"fresh"; see `stacking.grow`.',
         "copy_top",
     )
+    new_positions: str = setting(
+        'How positions that no earlier stage has trained get their values: "fresh", the initial '
+        'ones, or "repeat", which adds to these the trained ones, over and over.',
+        "fresh",
+        choices=("fresh", "repeat"),
+    )
     trained_layers: tuple[int, ...] | None = setting(
         "Indices of the encoder layers to train; by default, all.", None
     )
@@ -146,7 +152,8 @@ class Run:
         "Compile the forward and backward pass with XLA, which rounds differently.", False
     )
     dtype: str = setting(
-        "Data type of the computation: fp32, bf16 or fp16. Weights and moments are float32.",
+        "Data type of the computation: fp32, bf16 or fp16. Weights and moments are float32. bf16 "
+        "is faster on GPUs, TPUs and processors that multiply in it.",
         "fp32",
     )
     reduce_dtype: str = setting(
@@ -230,6 +237,9 @@ class Run:
         del values["task"]
         if not values["optimizer"]["settings"]:  # as in runs from before there were any
             del values["optimizer"]["settings"]
+        for stage in values["stages"]:
+            if stage["new_positions"] == "fresh":  # likewise
+                del stage["new_positions"]
         return json.loads(json.dumps(values | self.task.describe()))
 
 

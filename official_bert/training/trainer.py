@@ -284,13 +284,17 @@ class Trainer:
     def _change_stage(self, index):
         """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
         before, stage = self.run.stages[index - 1 : index + 1]
-        if stage.model_key() == before.model_key() and stage.carry_moments:
+        longest = max(earlier.max_seq_length for earlier in self.run.stages[:index])
+        repeats = stage.new_positions == "repeat" and stage.max_seq_length > longest
+        if stage.model_key() == before.model_key() and stage.carry_moments and not repeats:
             return
         tensors = model_state.gather(self.model, self.optimizer, self.engine.to_host)
         old_depth = self.model.config.num_hidden_layers
         self._make(stage)
         new_depth = self.model.config.num_hidden_layers
         tensors |= stacking.grow(tensors, old_depth, new_depth, stage.growth)
+        if repeats:
+            tensors |= stacking.repeat_positions(tensors, longest, stage.max_seq_length)
         said = model_state.carry_over(self.model, self.optimizer, tensors, stage.carry_moments)
         self._reports.log(f"stage {index + 1}: {new_depth} layers; {said}")
 

@@ -17,6 +17,7 @@ import pytest
 import warm_python
 
 from official_bert import demo, recipes
+from official_bert.commands import machine
 from official_bert.data import corpus
 from official_bert.demonstration import demo_folder, stdlib_text
 from official_bert.system import child_commands, locks
@@ -145,6 +146,8 @@ def test_a_demo_that_was_interrupted_and_killed_leaves_what_it_promises_and_noth
     assert str(output / "model/pretrained/bert_model.ckpt-1") in shown
     log = [json.loads(s) for s in (output / "model/train_log.jsonl").read_text().splitlines()]
     assert {line["stage"] for line in log} == {0, 1}
+    run = json.loads((output / "model/run.json").read_text())
+    assert run["dtype"] == machine.fastest_dtype("tensorflow")  # of its beginning, not of JAX'
 
     checkpoint = output / "model/pretrained/bert_model.ckpt-1.index"
     before = checkpoint.stat().st_mtime_ns
@@ -154,6 +157,22 @@ def test_a_demo_that_was_interrupted_and_killed_leaves_what_it_promises_and_noth
     assert "examples/s" not in again
     assert json.loads((output / "results.json").read_text()) == results
     assert shown[shown.index("On held-out text") :] == again[again.index("On held-out text") :]
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine", "dtype"),
+    [
+        ("fma avx2 avx512_bf16", "tensorflow", "bf16"),
+        ("amx_bf16 avx512f", "tensorflow", "bf16"),
+        ("avx2 avx512f", "tensorflow", "fp32"),
+        ("avx512_bf16", "jax", "fp32"),
+    ],
+)
+def test_bfloat16_is_for_processors_that_have_it(tmp_path, flags, engine, dtype):
+    processor = tmp_path / "cpuinfo"
+    processor.write_text(f"processor\t: 0\nmodel name\t: a model\nflags\t\t: fpu {flags} sse\n\n")
+    assert machine.fastest_dtype(engine, str(processor)) == dtype
+    assert machine.fastest_dtype(engine, str(tmp_path / "nothing")) == "fp32"
 
 
 @pytest.mark.slow

@@ -254,6 +254,16 @@ def test_an_mslt_run_gone_on_with_equals_one_that_was_never_interrupted(mslt, tm
         np.testing.assert_array_equal(again[-1][name], tensor, err_msg=name)
 
 
+def test_new_positions_are_the_known_ones_over_and_over():
+    path = "bert/embeddings/position_embeddings"
+    table = np.arange(20.0).reshape(10, 2)
+    found = stacking.repeat_positions({path: table, "other": np.ones(3)}, 3, 8)
+    assert [*found] == [path]
+    expected = [table[j] + (table[j % 3] if 3 <= j < 8 else 0) for j in range(10)]
+    np.testing.assert_array_equal(found[path], expected)
+    np.testing.assert_array_equal(table, np.arange(20.0).reshape(10, 2))  # as it was
+
+
 @pytest.mark.slow
 def test_the_loop_starts_a_grown_model_from_the_rules_weights(small_corpus, tmp_path, capsys):
     still = {"steps": 1, "learning_rate": 0.0}  # nothing moves: the start can be seen

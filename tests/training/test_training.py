@@ -152,6 +152,31 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     assert_same(final_tensors(whole), final_tensors(copy_of_whole))
 
 
+def test_longer_sequences_begin_with_the_positions_of_the_shorter_ones(small_corpus, tmp_path):
+    table = "bert/embeddings/position_embeddings"
+    still = dataclasses.replace(LONG, learning_rate=0.0, new_positions="repeat")
+    train(make_run(small_corpus, [SHORT, still]), tmp_path / "still")
+    store = checkpoints.CheckpointStore(tmp_path / "still")
+    before, after = (store.at(step).tensors()[table] for step in (8, 12))
+    np.testing.assert_array_equal(after[:32], before[:32])
+    np.testing.assert_array_equal(after[32:], before[32:] + before[:32])
+    assert np.abs(before[32:]).sum() > 0  # their own initial values tell the blocks apart
+
+    moving = dataclasses.replace(LONG, new_positions="repeat")
+    run = make_run(small_corpus, [SHORT, moving, moving])  # the third has no new positions
+    train(run, tmp_path / "moving")
+    shutil.copytree(tmp_path / "moving", tmp_path / "resumed")
+    forget_after(tmp_path / "resumed", 8)
+    train(run, tmp_path / "resumed")
+    assert_same(final_tensors(tmp_path / "moving"), final_tensors(tmp_path / "resumed"))
+
+
+def test_a_run_without_repeated_positions_is_described_as_before_there_were_any(small_corpus):
+    stages = [SHORT, dataclasses.replace(LONG, new_positions="repeat")]
+    described = make_run(small_corpus, stages).describe()["stages"]
+    assert ["new_positions" in stage for stage in described] == [False, True]
+
+
 def test_the_directory_of_another_run_is_refused_with_the_differences(small_corpus, whole):
     other = make_run(small_corpus, [dataclasses.replace(SHORT, learning_rate=1.0), LONG])
     with pytest.raises(ValueError, match=r"stages\[0\].learning_rate was 0.005 and is 1.0"):
