@@ -18,6 +18,7 @@ def make_records(
     max_seq_length: int = 128,
     max_predictions_per_seq: int = 20,
     num_documents: int | None = None,
+    vocab_size: int = VOCAB_SIZE,
 ) -> tuple[str, int]:
     """Writes records with masks of the documentation that comes with Python.
 
@@ -25,6 +26,7 @@ def make_records(
         folder: An existing folder for text, vocabulary and records.
         max_seq_length, max_predictions_per_seq: The shape of the records.
         num_documents: Number of documents; None: all.
+        vocab_size: The most word pieces.
 
     Returns:
         The path of the records, and the number of word pieces.
@@ -38,7 +40,7 @@ def make_records(
     documents = ["\n".join(paragraphs) for _, paragraphs in found]
     text, vocab, records = (str(folder / name) for name in ("text.txt", "vocab.txt", "records"))
     pathlib.Path(text).write_text("\n\n".join(documents))
-    size = tokenization.learn(documents, vocab, VOCAB_SIZE)
+    size = tokenization.learn(documents, vocab, vocab_size)
     settings = Settings(
         max_seq_length=max_seq_length,
         max_predictions_per_seq=max_predictions_per_seq,
