@@ -153,7 +153,7 @@ def run_of(folder, settings, trial, values):
                 end_learning_rate=0.0 if index == count - 1 else rate / 2,
                 input_files=(path,),
                 depth=depths[index],
-                new_positions=ingredients.get("new_positions", "fresh"),
+                new_positions=ingredients.get("new_positions", "fresh") if index else "fresh",
             )
         )
     momentum = 1 - values["one_minus_beta_1"]

@@ -31,7 +31,7 @@ GROWTH = ("copy_top", "copy_stack", "fresh")
 
 _LAYER = re.compile(r"^bert/encoder/layer_(\d+)/")
 _EMBEDDINGS = "bert/embeddings/"  # the tables and their LayerNorm
-_POSITIONS = f"{_EMBEDDINGS}position_embeddings"
+POSITIONS = f"{_EMBEDDINGS}position_embeddings"
 
 
 def sources(old_depth: int, new_depth: int, how: str) -> dict[int, int]:
@@ -98,27 +98,28 @@ def grow(
     return grown
 
 
-def repeat_positions(
-    weights: Mapping[str, np.ndarray], trained: int, length: int
-) -> dict[str, np.ndarray]:
+def known_positions(stages: Sequence["Stage"]) -> int:
+    """Number of positions that the stages train: those of their longest sequences."""
+    lengths = [stage.max_seq_length for stage in stages if stage.train_embeddings]
+    return max(lengths, default=0)
+
+
+def repeat_positions(table: np.ndarray, known: int, length: int) -> np.ndarray:
     """The table of positions for longer sequences, from that of a model that knows short ones.
 
-    Row j ≥ `trained` gets row j mod `trained` added. So a token at a new place sees its neighbours
-    as one at a known place does, and from other blocks' by what the rows began with: training need
-    not leave the plateau of word frequencies (`docs/recipes.md`) once more. Beltagy et al. copy
+    Row j ≥ `known` gets row j mod `known` added. A token at a new position then sees its neighbours
+    as one at a known position does; what the rows held before keeps the blocks apart. So the model
+    does not return to the plateau of word frequencies (`docs/recipes.md`). Beltagy et al. copy
     positions in this way to lengthen RoBERTa's 512 to Longformer's 4,096 (arXiv 2004.05150).
 
     Args:
-        weights: Dictionary from variable path to array.
-        trained: Positions of the longest sequences so far.
+        table: One row per position.
+        known: Positions that are trained.
         length: Positions of the sequences to come.
-
-    Returns:
-        Dictionary with the table under its path.
     """
-    table = weights[_POSITIONS].copy()
-    table[trained:length] += table[np.arange(trained, length) % trained]
-    return {_POSITIONS: table}
+    repeated = table.copy()
+    repeated[known:length] += table[np.arange(known, length) % known]
+    return repeated
 
 
 def trained(path: str, stage: "Stage") -> bool:

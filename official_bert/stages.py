@@ -64,8 +64,8 @@ class Stage:
         "copy_top",
     )
     new_positions: str = setting(
-        'How positions that no earlier stage has trained get their values: "fresh", the initial '
-        'ones, or "repeat", which adds to these the trained ones, over and over.',
+        'Values of positions beyond all earlier stages: "fresh", as they are, or "repeat", with '
+        "the trained positions added cyclically; only without init_checkpoint.",
         "fresh",
         choices=("fresh", "repeat"),
     )
@@ -189,6 +189,13 @@ class Run:
                 "init_moments must be off without an init_checkpoint to take them from; got True. "
                 "Give init_checkpoint, too."
             )
+        for number, stage in enumerate(self.stages, 1):
+            if self.init_checkpoint and stage.new_positions != "fresh":
+                raise ValueError(
+                    'new_positions must be "fresh" with an init_checkpoint, whose positions may '
+                    f'all be trained; got "{stage.new_positions}" in stage {number}. Take other '
+                    "stages or another recipe, or leave init_checkpoint out."
+                )
         if self.dtype not in DTYPE_POLICIES:
             raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
         if self.reduce_dtype not in DTYPE_POLICIES:

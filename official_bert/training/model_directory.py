@@ -244,7 +244,7 @@ def _differences(theirs, mine, name=""):
     if isinstance(theirs, dict) and isinstance(mine, dict):
         for key in sorted({*theirs, *mine}):
             inner = f"{name}.{key}" if name else key
-            absent = {} if key == "settings" else None  # an optimizer's, left out where empty
+            absent = {"settings": {}, "new_positions": "fresh"}.get(key)  # not written
             yield from _differences(theirs.get(key, absent), mine.get(key, absent), inner)
     elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
         for index, pair in enumerate(zip(theirs, mine, strict=True)):

@@ -181,6 +181,12 @@ def warnings(
                 f"{stage.warmup_steps}: the learning rate never reaches {stage.learning_rate:g}. "
                 "Shorten the warm-up, or train longer."
             )
+        known = stacking.known_positions(run.stages[:index])
+        if stage.new_positions == "repeat" and not 0 < known < stage.max_seq_length:
+            yield (
+                f"new_positions of stage {index + 1} has no effect: no earlier stage has trained "
+                "shorter sequences. Leave it out."
+            )
     if run.reduce_dtype != "fp32" and replicas == 1:
         yield (
             f"reduce_dtype={run.reduce_dtype} has no effect: with one replica there is nothing to "

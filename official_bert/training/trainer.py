@@ -284,19 +284,33 @@ class Trainer:
     def _change_stage(self, index):
         """Carries the state over to the next stage, whose model may be deeper or partly frozen."""
         before, stage = self.run.stages[index - 1 : index + 1]
-        longest = max(earlier.max_seq_length for earlier in self.run.stages[:index])
-        repeats = stage.new_positions == "repeat" and stage.max_seq_length > longest
-        if stage.model_key() == before.model_key() and stage.carry_moments and not repeats:
+        if stage.model_key() != before.model_key() or not stage.carry_moments:
+            tensors = model_state.gather(self.model, self.optimizer, self.engine.to_host)
+            old_depth = self.model.config.num_hidden_layers
+            self._make(stage)
+            new_depth = self.model.config.num_hidden_layers
+            tensors |= stacking.grow(tensors, old_depth, new_depth, stage.growth)
+            said = model_state.carry_over(self.model, self.optimizer, tensors, stage.carry_moments)
+            self._reports.log(f"stage {index + 1}: {new_depth} layers; {said}")
+        if stage.new_positions == "repeat":
+            self._repeat_positions(index)
+
+    def _repeat_positions(self, index):
+        """Adds the trained positions to those that only this stage's longer sequences have."""
+        known = stacking.known_positions(self.run.stages[:index])
+        length = self.run.stages[index].max_seq_length
+        if not 0 < known < length:
             return
-        tensors = model_state.gather(self.model, self.optimizer, self.engine.to_host)
-        old_depth = self.model.config.num_hidden_layers
-        self._make(stage)
-        new_depth = self.model.config.num_hidden_layers
-        tensors |= stacking.grow(tensors, old_depth, new_depth, stage.growth)
-        if repeats:
-            tensors |= stacking.repeat_positions(tensors, longest, stage.max_seq_length)
-        said = model_state.carry_over(self.model, self.optimizer, tensors, stage.carry_moments)
-        self._reports.log(f"stage {index + 1}: {new_depth} layers; {said}")
+        tables = [v for v in self.model.weights if v.path == stacking.POSITIONS]
+        copies = getattr(self.optimizer, "copies", ())  # slots that began as a weight
+        tables += [slot for slot, weight in copies if weight.path == stacking.POSITIONS]
+        for table in tables:
+            (values,) = self.engine.to_host([table])
+            table.assign(stacking.repeat_positions(values, known, length))
+        self._reports.log(
+            f"stage {index + 1}: positions {known} to {length - 1} start with those of 0 to "
+            f"{known - 1} added"
+        )
 
     def _evaluate(self, index):
         stage = self.run.stages[index]

@@ -254,14 +254,18 @@ def test_an_mslt_run_gone_on_with_equals_one_that_was_never_interrupted(mslt, tm
         np.testing.assert_array_equal(again[-1][name], tensor, err_msg=name)
 
 
-def test_new_positions_are_the_known_ones_over_and_over():
-    path = "bert/embeddings/position_embeddings"
+def test_new_positions_are_the_known_ones_added_cyclically():
     table = np.arange(20.0).reshape(10, 2)
-    found = stacking.repeat_positions({path: table, "other": np.ones(3)}, 3, 8)
-    assert [*found] == [path]
     expected = [table[j] + (table[j % 3] if 3 <= j < 8 else 0) for j in range(10)]
-    np.testing.assert_array_equal(found[path], expected)
+    np.testing.assert_array_equal(stacking.repeat_positions(table, 3, 8), expected)
     np.testing.assert_array_equal(table, np.arange(20.0).reshape(10, 2))  # as it was
+
+
+def test_positions_are_known_from_stages_that_train_them():
+    short, frozen = stage_of(), stage_of(trained_layers=(0,), train_embeddings=False)
+    longer = dataclasses.replace(frozen, max_seq_length=16)
+    assert stacking.known_positions([short, longer]) == 8
+    assert stacking.known_positions([frozen]) == stacking.known_positions([]) == 0
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ from official_bert.stages import LoopOptions, Optimizer
 from official_bert.training import (
     checkpoints,
     model_state,
+    run_checks,
     stage_model,
     trainer,
     training_log,
@@ -152,29 +153,65 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     assert_same(final_tensors(whole), final_tensors(copy_of_whole))
 
 
-def test_longer_sequences_begin_with_the_positions_of_the_shorter_ones(small_corpus, tmp_path):
-    table = "bert/embeddings/position_embeddings"
-    still = dataclasses.replace(LONG, learning_rate=0.0, new_positions="repeat")
-    train(make_run(small_corpus, [SHORT, still]), tmp_path / "still")
-    store = checkpoints.CheckpointStore(tmp_path / "still")
-    before, after = (store.at(step).tensors()[table] for step in (8, 12))
-    np.testing.assert_array_equal(after[:32], before[:32])
-    np.testing.assert_array_equal(after[32:], before[32:] + before[:32])
-    assert np.abs(before[32:]).sum() > 0  # their own initial values tell the blocks apart
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lamb", "orscale"])
+def test_longer_sequences_begin_with_the_positions_of_the_shorter_ones(
+    small_corpus, tmp_path, capsys, kind
+):
+    path = "bert/embeddings/position_embeddings"
+    longer = dataclasses.replace(LONG, new_positions="repeat")
+    still = dataclasses.replace(longer, learning_rate=0.0, steps=2)
+    optimizer = Optimizer(type=kind)
+    run = make_run(small_corpus, [SHORT, still, longer, still], optimizer=optimizer)
+    options = dataclasses.replace(QUIET, save_checkpoints_steps=2, keep_checkpoint_max=0)
+    train(run, tmp_path / "whole", options)
+    store = checkpoints.CheckpointStore(tmp_path / "whole")
+    before, after, moved, end = (store.at(step).tensors() for step in (8, 10, 14, 16))
+    table = before[path]
+    np.testing.assert_array_equal(after[path][:32], table[:32])
+    np.testing.assert_array_equal(after[path][32:], table[32:] + table[:32])
+    assert np.abs(table[32:]).sum() > 0  # their own initial values tell the blocks apart
+    np.testing.assert_array_equal(end[path], moved[path])  # nothing is new to the last stage
+    assert before.keys() == after.keys()
+    assert after["optimizer/iterations"] == 10
+    calibrations = [name for name in before if name.endswith("calibration")]
+    assert bool(calibrations) == (kind == "orscale")
+    for name in calibrations:
+        np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+    said = capsys.readouterr().out
+    assert said.count("positions 32 to 63 start with those of 0 to 31 added") == 1
 
-    moving = dataclasses.replace(LONG, new_positions="repeat")
-    run = make_run(small_corpus, [SHORT, moving, moving])  # the third has no new positions
-    train(run, tmp_path / "moving")
-    shutil.copytree(tmp_path / "moving", tmp_path / "resumed")
-    forget_after(tmp_path / "resumed", 8)
-    train(run, tmp_path / "resumed")
-    assert_same(final_tensors(tmp_path / "moving"), final_tensors(tmp_path / "resumed"))
+    for step in (8, 10, 12) if kind == "lamb" else (8,):  # at the boundary, and after it
+        again = tmp_path / f"resumed_{step}"
+        shutil.copytree(tmp_path / "whole", again)
+        forget_after(again, step)
+        train(run, again, options)
+        assert_same(final_tensors(again), end)
 
 
 def test_a_run_without_repeated_positions_is_described_as_before_there_were_any(small_corpus):
     stages = [SHORT, dataclasses.replace(LONG, new_positions="repeat")]
     described = make_run(small_corpus, stages).describe()["stages"]
     assert ["new_positions" in stage for stage in described] == [False, True]
+
+
+def test_repeated_positions_are_for_runs_from_scratch_and_refused_with_their_name(
+    small_corpus, whole
+):
+    stages = [SHORT, dataclasses.replace(LONG, new_positions="repeat")]
+    with pytest.raises(ValueError, match='"fresh" with an init_checkpoint.*in stage 2'):
+        make_run(small_corpus, stages, init_checkpoint="model")
+    with pytest.raises(ValueError, match=r"stages\[1\].new_positions was .?fresh.? and is"):
+        begin(make_run(small_corpus, stages), whole)
+
+
+def test_repeated_positions_without_effect_are_warned_of(small_corpus):
+    repeat = {"new_positions": "repeat"}
+    stages = [dataclasses.replace(stage, **repeat) for stage in (SHORT, SHORT, LONG)]
+    run = make_run(small_corpus, stages)
+    model = pretrainer.BertPretrainer(run.config)
+    said = [*run_checks.warnings(run, QUIET, 1, 0, model)]
+    assert [line[:26] for line in said] == [f"new_positions of stage {n} h" for n in (1, 2)]
 
 
 def test_the_directory_of_another_run_is_refused_with_the_differences(small_corpus, whole):
