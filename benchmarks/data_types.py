@@ -33,9 +33,20 @@ def main():
     os.environ |= turns.TENSORFLOW_ON_CPU
     os.environ |= {"KERAS_BACKEND": arguments.engine, "JAX_PLATFORMS": "cpu"}
     rows = []
+    from official_bert import recipes  # Keras with it
+
     for name, work in WORK.items():
+        recipe, index, vocab_size, *shape = work
+        found = recipes.find(recipe)
+        stage = dataclasses.replace(found.stages[index], depth=None, new_positions="fresh")
         with tempfile.TemporaryDirectory() as folder:
-            ways = {d: updates(folder, arguments.engine, d, *work) for d in ("bf16", "fp32")}
+            records = loops.make_records(
+                pathlib.Path(folder), *stage.lengths, vocab_size=vocab_size
+            )
+            ways = {
+                dtype: updates(arguments.engine, found, stage, *records, *shape, dtype)
+                for dtype in ("bf16", "fp32")
+            }
             for way in (*ways.values(), *ways.values()):  # the first compiles
                 way()
             seconds = {dtype: [] for dtype in ways}
@@ -54,13 +65,8 @@ def main():
     machine.write(machine.dated(arguments.output_dir, f"data_types_{arguments.engine}"), text)
 
 
-def updates(folder, engine, dtype, recipe, index, vocab_size, width, layers):
+def updates(engine, recipe, stage, records, vocab_size, width, layers, dtype):
     """A function that runs `UPDATES` updates of a recipe's stage, with a model of its own."""
-    from official_bert import recipes
-    from official_bert.model.config import BertConfig
-    from official_bert.stages import Run
-    from official_bert.tasks.pretraining import Pretraining
-
     if engine == "jax":
         from official_bert.engines.jax_mesh import JaxMesh
 
@@ -71,12 +77,12 @@ def updates(folder, engine, dtype, recipe, index, vocab_size, width, layers):
         from official_bert.engines.tf_distribute import TfDistribute
 
         made = TfDistribute(tf.distribute.get_strategy())
-    found = recipes.find(recipe)
-    stage = dataclasses.replace(found.stages[index], depth=None)
-    folder = pathlib.Path(folder)
-    records, size = loops.make_records(folder, *stage.lengths, vocab_size=vocab_size)
+    from official_bert.model.config import BertConfig
+    from official_bert.stages import Run
+    from official_bert.tasks.pretraining import Pretraining
+
     config = BertConfig(
-        vocab_size=size,
+        vocab_size=vocab_size,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=width // 64,
@@ -89,7 +95,7 @@ def updates(folder, engine, dtype, recipe, index, vocab_size, width, layers):
         config=config,
         stages=(stage,),
         input_files=(records,),
-        optimizer=found.optimizer,
+        optimizer=recipe.optimizer,
         task=Pretraining(use_next_sentence_label=False),
         dtype=dtype,
     )

@@ -253,7 +253,8 @@ def _pretrain(layout, recipe, engine):
     if (layout.model / "summaries" / "training_summary.txt").exists():  # written last
         return "already there"
     patterns = {split: layout.records(split, "{max_seq_length}") for split in ("train", "held_out")}
-    begun = model_directory.read_run_json(layout.model) or {}  # on another machine, or by JAX
+    # A run that has begun keeps its data type, on another machine and by JAX.
+    begun = model_directory.read_run_json(layout.model) or {}
     dtype = begun.get("dtype", machine.fastest_dtype(engine))
     child_commands.call(
         "run_pretraining",

@@ -322,13 +322,13 @@ def small() -> Recipe:
 
     The model has 4 layers of width 256, 4 heads, feed-forward width 1,024, 4,096 word pieces, 128
     positions, initial values of 0.04 and no dropout. As in `demo`, it leaves the plateau with short
-    sequences. The 112 new positions of the long ones begin as the first 16, over and over, and so
-    do not return to it. The first stage trains two layers, in half of the time; the second has them
-    twice. 44 % of the tokens are masked, then 25 %, in full rows. `docs/whole_way.md` has the
-    commands from text to records. There is no next-sentence task: the same updates teach more about
-    words without it.
+    sequences. The trained 16 positions are added cyclically to the 112 new ones of the long
+    sequences, so that the model does not return to the plateau. The first stage trains two layers;
+    the second doubles them by copying. 44 % of the tokens are masked, then 25 %, in full rows.
+    `docs/whole_way.md` has the commands from text to records. There is no next-sentence task: the
+    same updates teach more about words without it.
 
-    Hardware:  a CPU. One that multiplies in bfloat16 takes 0.6 of the time with `--dtype=bf16`.
+    Hardware:  a CPU. One with instructions for bfloat16 takes 0.6 of the time with `--dtype=bf16`.
     Time:      20 minutes on one core in bfloat16.
     Reports:   nothing; the recipe is this project's.
     Measured here: all of it, `docs/results/small_wiki.md`: held-out masked-LM loss 2.743 nats,
@@ -378,7 +378,7 @@ def bert_base_budget(hours: float) -> Recipe:
 
     The demo's ingredients at the batch of the published cheap encoders: Muon, 30 % of the tokens
     masked, no next sentence, 4,096 sequences of 128 tokens for nine tenths of the updates, then
-    1,024 of 512, whose new positions begin as the first 128, over and over, as in `small`. Give it
+    1,024 of 512, to whose new positions the first 128 are added cyclically, as in `small`. Give it
     records with full rows, a configuration without dropout, and `--dtype=bf16`. The number of
     updates is measured as in `budget`.
 
@@ -388,8 +388,9 @@ def bert_base_budget(hours: float) -> Recipe:
                8 A100, 83.3 after 3.8 h) has the batch, the masks, bf16 and no next sentence, with
                AdamW and another architecture; the academic budget (BERT-Base's level after 24 h on
                8 GPUs of 12 GB) the batch, the length and no next sentence, with AdamW.
-    Measured here: the ingredients on two layers of width 128 (`docs/evidence/same_hour.md`). No run
-               at this size: the rate, 1e-3, is a guess; try half and twice that value.
+    Measured here: the ingredients on two layers of width 128 (`docs/evidence/same_hour.md`), the
+               added positions in `small`, from 16 tokens to 128. No run at this size: the rate,
+               1e-3, is a guess; try half and twice that value.
     """
     first = _stage_128(
         steps=9_000,

@@ -153,7 +153,7 @@ class Run:
     )
     dtype: str = setting(
         "Data type of the computation: fp32, bf16 or fp16. Weights and moments are float32. bf16 "
-        "is faster on GPUs, TPUs and processors that multiply in it.",
+        "is faster on GPUs, TPUs and processors with instructions for it.",
         "fp32",
     )
     reduce_dtype: str = setting(

@@ -17,6 +17,7 @@ from official_bert.commands import plots
 from official_bert.data import tokenization
 from official_bert.demonstration import held_out_blanks, neighbour_baseline
 from official_bert.system import whole_files
+from official_bert.training import model_directory
 from official_bert.training.run_files import read_log
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ def write_results(
         "plateau_left_after": plots.plateau_end(log.train, baselines),
         **json.loads(layout.blanks.read_text()),
         "steps": last["step"],
+        "dtype": (model_directory.read_run_json(layout.model) or {}).get("dtype"),
         "seconds": round(seconds, 1),
     }
     _write_json(layout.results, results)
@@ -267,6 +269,6 @@ def table(results: dict) -> str:
             f"{results[more]} of {results['more_blanks']}",
         ),
         ("plateau left", "never" if left is None else f"after {left} steps"),
-        ("time", f"{results['seconds']:.0f} s, {results['steps']} steps"),
+        ("time", f"{results['seconds']:.0f} s, {results['steps']} steps, {results['dtype']}"),
     ]
     return "\n".join(f"  {name:<40}{value:>14}" for name, value in rows)

@@ -146,8 +146,7 @@ def test_a_demo_that_was_interrupted_and_killed_leaves_what_it_promises_and_noth
     assert str(output / "model/pretrained/bert_model.ckpt-1") in shown
     log = [json.loads(s) for s in (output / "model/train_log.jsonl").read_text().splitlines()]
     assert {line["stage"] for line in log} == {0, 1}
-    run = json.loads((output / "model/run.json").read_text())
-    assert run["dtype"] == machine.fastest_dtype("tensorflow")  # of its beginning, not of JAX'
+    assert results["dtype"] == machine.fastest_dtype("tensorflow")  # as the run began
 
     checkpoint = output / "model/pretrained/bert_model.ckpt-1.index"
     before = checkpoint.stat().st_mtime_ns
@@ -160,19 +159,22 @@ def test_a_demo_that_was_interrupted_and_killed_leaves_what_it_promises_and_noth
 
 
 @pytest.mark.parametrize(
-    ("flags", "engine", "dtype"),
+    ("begun", "fastest", "expected"),
     [
-        ("fma avx2 avx512_bf16", "tensorflow", "bf16"),
-        ("amx_bf16 avx512f", "tensorflow", "bf16"),
-        ("avx2 avx512f", "tensorflow", "fp32"),
-        ("avx512_bf16", "jax", "fp32"),
+        (None, "bf16", "bf16"),
+        ("fp32", "bf16", "fp32"),
+        ("bf16", "fp32", "bf16"),
     ],
 )
-def test_bfloat16_is_for_processors_that_have_it(tmp_path, flags, engine, dtype):
-    processor = tmp_path / "cpuinfo"
-    processor.write_text(f"processor\t: 0\nmodel name\t: a model\nflags\t\t: fpu {flags} sse\n\n")
-    assert machine.fastest_dtype(engine, str(processor)) == dtype
-    assert machine.fastest_dtype(engine, str(tmp_path / "nothing")) == "fp32"
+def test_a_run_that_has_begun_keeps_its_data_type(tmp_path, monkeypatch, begun, fastest, expected):
+    layout, called = demo_folder.DemoFolder(tmp_path), []
+    layout.model.mkdir()
+    if begun:
+        (layout.model / "run.json").write_text(json.dumps({"stages": [], "dtype": begun}))
+    monkeypatch.setattr(machine, "fastest_dtype", lambda engine: fastest)
+    monkeypatch.setattr(child_commands, "call", lambda *command: called.extend(command))
+    demo._pretrain(layout, "demo", "jax")
+    assert f"--dtype={expected}" in called
 
 
 @pytest.mark.slow
