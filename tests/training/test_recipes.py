@@ -367,7 +367,7 @@ def test_a_recipe_of_ones_own_is_a_function_in_a_file(tmp_path):
     )
     recipe = recipes.find(f"{path}:shallow")
     assert recipe.optimizer == Optimizer()
-    assert [stage.depth for stage in recipe.stages] == [1, 2, 2, 2, 2]
+    assert [stage.depth for stage in recipe.stages] == [1, 2, 2, 2]
     with pytest.raises(ValueError, match=r"must return a recipes\.Recipe; got \(\)"):
         recipes.find(f"{path}:wrong")
     with pytest.raises(ValueError, match=r"a function in .*mine\.py"):
