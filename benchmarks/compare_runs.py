@@ -1,7 +1,7 @@
 """Held-out curves of several runs, side by side over wall time and over steps.
 
     python benchmarks/compare_runs.py --runs='two phases=models/plain,MSLT=models/mslt' \
-        --output=docs/results/small_wiki --notes='Two cores each, at the same time.'
+        --output=build/small_wiki --notes='Two cores each, at the same time.'
 
 Reads the `train_log.jsonl` of finished runs and writes OUTPUT.png and OUTPUT.md. Wall time is that
 of training, with the tracing of its graphs and without evaluations and checkpoints.

@@ -3,7 +3,7 @@
     python benchmarks/data_types.py [--rounds=15] [--engine=jax]
 
 One process alternates between updates of both data types, by the engine's loop with records from
-disk. Processors with AVX512-BF16 or AMX multiply in bfloat16; on others it is slower.
+disk. Processors with AVX512-BF16 or AMX have instructions for products in bfloat16.
 """
 
 import dataclasses

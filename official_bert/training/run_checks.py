@@ -184,8 +184,9 @@ def warnings(
         known = stacking.known_positions(run.stages[:index])
         if stage.new_positions == "repeat" and not 0 < known < stage.max_seq_length:
             yield (
-                f"new_positions of stage {index + 1} has no effect: no earlier stage has trained "
-                "shorter sequences. Leave it out."
+                f"new_positions of stage {index + 1} has no effect: earlier stages have trained "
+                f"{min(known, stage.max_seq_length)} of its {stage.max_seq_length} positions, so "
+                "there is nothing to repeat. Leave it out."
             )
     if run.reduce_dtype != "fp32" and replicas == 1:
         yield (

@@ -30,10 +30,12 @@ from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.training import checkpoints
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LONG = {"max_seq_length": 64, "max_predictions_per_seq": 10, "batch_size": 8}
 GROWING = [
     {"steps": 6, "depth": 1},
     {"steps": 6, "trained_layers": [1], "train_embeddings": False, "carry_moments": False},
 ]
+LENGTHENED = [{"steps": 6}, {"steps": 6, **LONG, "new_positions": "repeat"}]
 SHORT = {"stages": [{"steps": 10}]}
 
 
@@ -41,6 +43,7 @@ def settings():
     """{name: what its jobs set}, those that both engines train first."""
     return {
         "dropout": {"evaluates": True},
+        "lengthened": {"stages": LENGTHENED},
         "growing": {"stages": GROWING, "model": {"num_hidden_layers": 2}},
         "diverging": {
             "stages": [{"learning_rate": 1e30, "steps": 20}],
@@ -66,7 +69,7 @@ def settings():
 def trained(small_corpus, tmp_path_factory):
     """{(engine, name): (folder, what ended it)} of the jobs, those of JAX from one process."""
     folder = tmp_path_factory.mktemp("engines")
-    found, both = {}, ("dropout", "growing", "diverging", "stopping early")
+    found, both = {}, ("dropout", "growing", "lengthened", "diverging", "stopping early")
     for name in both:
         each = job(small_corpus, folder / "tensorflow" / name, **settings()[name])
         ended = jax_training.train(each, TfDistribute(tf.distribute.get_strategy()))
@@ -98,7 +101,7 @@ def assert_losses_agree(ours, theirs, tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dropout", "growing"])
+@pytest.mark.parametrize("name", ["dropout", "growing", "lengthened"])
 def test_losses_and_weights_are_tensorflow_s(trained, name):
     ours, theirs = trained["jax", name][0], trained["tensorflow", name][0]
     assert_losses_agree(losses(ours), losses(theirs), 1e-4)

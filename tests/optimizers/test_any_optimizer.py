@@ -15,6 +15,7 @@ import small_sentences as sentences
 import small_squad as questions
 import tensorflow as tf
 from small_runs import (
+    LONG,
     QUIET,
     SHORT,
     assert_same,
@@ -210,6 +211,19 @@ def test_slots_that_begin_as_the_weights_follow_an_initial_checkpoint(small_corp
     for variable in begun.model.trainable_variables:
         slot = begun.optimizer.slots(variable)["momentum"]
         np.testing.assert_array_equal(slot.numpy(), variable.numpy())
+
+
+def test_slots_that_are_copies_of_the_weights_follow_repeated_positions(small_corpus, tmp_path):
+    stages = [SHORT, dataclasses.replace(LONG, new_positions="repeat")]
+    optimizer = Optimizer(type="keras.optimizers:ScheduleFreeAdamW")
+    begun = begin(make_run(small_corpus, stages, optimizer=optimizer), tmp_path)
+    (table,) = (v for v in begun.model.weights if v.path.endswith("position_embeddings"))
+    both = [table, begun.optimizer.slots(table)["momentum"]]
+    before = [variable.numpy() for variable in both]
+    begun._change_stage(1)
+    for variable, values in zip(both, before, strict=True):
+        expected = np.concatenate([values[:32], values[32:] + values[:32]])
+        np.testing.assert_array_equal(variable.numpy(), expected)
 
 
 def test_moments_come_from_a_run_of_the_same_optimizer_only(small_corpus, tmp_path):

@@ -207,11 +207,16 @@ def test_repeated_positions_are_for_runs_from_scratch_and_refused_with_their_nam
 
 def test_repeated_positions_without_effect_are_warned_of(small_corpus):
     repeat = {"new_positions": "repeat"}
-    stages = [dataclasses.replace(stage, **repeat) for stage in (SHORT, SHORT, LONG)]
+    stages = [dataclasses.replace(stage, **repeat) for stage in (SHORT, SHORT, LONG, LONG)]
     run = make_run(small_corpus, stages)
     model = pretrainer.BertPretrainer(run.config)
     said = [*run_checks.warnings(run, QUIET, 1, 0, model)]
-    assert [line[:26] for line in said] == [f"new_positions of stage {n} h" for n in (1, 2)]
+    for line, stage, trained in zip(
+        said, (1, 2, 4), ("0 of its 32", "32 of its 32", "64 of its 64")
+    ):
+        assert line.startswith(f"new_positions of stage {stage} has no effect"), line
+        assert f"have trained {trained} positions" in line
+    assert len(said) == 3
 
 
 def test_the_directory_of_another_run_is_refused_with_the_differences(small_corpus, whole):
