@@ -3,7 +3,7 @@
     python benchmarks/same_hour_search.py --jobs=2
 
 A small BERT learns from the English text that comes with Python, in the same minutes by each arm of
-`same_hour.py`: "now" has the demo's stages, rows and optimizer, "before" those of an older demo,
+`same_hour.py`: "now" has the demo's lengths, rows and optimizer, "before" those of an older demo,
 and the others change one ingredient of "now". First the seconds of an update are measured, each
 arm's in turns with those of "now". They fix the number of updates that fit into the minutes of a
 training, which then does not depend on what else the machine does. Where the optimizer is the
