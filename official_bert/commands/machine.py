@@ -154,7 +154,7 @@ def fastest_dtype(engine: str, processor: str = "/proc/cpuinfo") -> str:
     """The data type in which this machine's processor trains fastest, as a value of `--dtype`.
 
     TensorFlow multiplies in bfloat16 where the processor has instructions for it, AVX512-BF16 or
-    AMX: an update takes 0.6 to 0.8 of the time (`docs/throughput.md`). JAX gains nothing from them.
+    AMX: an update takes 0.6 to 0.8 of the time (`docs/throughput.md`). JAX is slower in bfloat16.
 
     Args:
         processor: Linux' description of the processor; elsewhere there is none.
