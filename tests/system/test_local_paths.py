@@ -1,12 +1,15 @@
 """Paths: addresses are refused, and so are outputs that are inputs under whatever name."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import in_process
 import pytest
+from command_processes import as_flags
 
+from official_bert import demo, learn_vocabulary, rehearse, run_pretraining
+from official_bert.commands import fill_blanks, plots
+from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.system import local_paths
 
 ADDRESSES = ("gs://b/a", "s3://b/a", "hdfs://host:9000/a", "gs:/b/a", "file:///tmp/a")
@@ -25,51 +28,61 @@ def test_paths_of_this_machine_are_taken():
     local_paths.require_local(a=None, b="/tmp/a:b", c="a/b,c", d=["x"], e=Path("/gs:/a"), f="12:30")
 
 
+SETTINGS = {
+    demo: demo.Demo,
+    fill_blanks: fill_blanks.FillBlanks,
+    learn_vocabulary: learn_vocabulary.LearnVocabulary,
+    plots: plots.Plot,
+    rehearse: rehearse.Rehearse,
+    run_pretraining: Pretrain,
+}
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """A function that calls a command in this test's folder; the one line with which it ends."""
+    monkeypatch.chdir(tmp_path)
+
+    def line(module, flags):
+        words = [*as_flags(flags), *["A [MASK]."] * (module is fill_blanks)]
+        assert in_process.call(module, SETTINGS[module], words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        return said
+
+    return line
+
+
 def commands(folder: Path, address: str):
     """Every command with an address in each flag that takes a path of this machine."""
     text, vocab = folder / "a.txt", folder / "vocab.txt"
     fill = {"model_dir": folder, "vocab_file": vocab}
     learn = {"input_file": text, "vocab_file": vocab}
     run = {"model_dir": folder / "model", "input_files": "x", "bert_config_file": folder / "c.json"}
-    rehearse = run | {"topology": "v3:2x2", "report_file": folder / "r.json"}
+    rehearsal = run | {"topology": "v3:2x2", "report_file": folder / "r.json"}
     for module, flags, changed in [
-        ("learn_vocabulary", learn, ("vocab_file",)),
-        ("commands.fill_blanks", fill, ("model_dir", "vocab_file")),
-        ("commands.plots", {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
-        ("demo", {"output_dir": folder, "corpus": text}, ("output_dir", "corpus")),
-        ("rehearse", rehearse, ("report_file",)),
+        (learn_vocabulary, learn, ("vocab_file",)),
+        (fill_blanks, fill, ("model_dir", "vocab_file")),
+        (plots, {"log_file": text, "output_dir": folder}, ("log_file", "output_dir")),
+        (demo, {"output_dir": folder, "corpus": text}, ("output_dir", "corpus")),
+        (rehearse, rehearsal, ("report_file",)),
     ]:
         for name in changed:
             yield module, name, {**flags, name: address}
 
 
-def refused(module: str, flags: dict, folder: Path) -> str:
-    """The one line with which a command ends."""
-    made = subprocess.run(
-        [sys.executable, "-m", f"official_bert.{module}"]
-        + [f"--{flag}={value}" for flag, value in flags.items()]
-        + ["A [MASK]."] * (module == "commands.fill_blanks"),
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
-    assert made.returncode == 2, made.stderr
-    assert made.stderr.count("\n") == 1, made.stderr
-    return made.stderr
-
-
-def test_no_command_makes_a_folder_of_an_address(tmp_path):
+def test_no_command_makes_a_folder_of_an_address(tmp_path, refused):
     (tmp_path / "a.txt").write_text("A sentence.\n")
     for module, name, flags in commands(tmp_path, "gs://bucket/folder/a"):
-        line = refused(module, flags, tmp_path)
+        line = refused(module, flags)
         assert f"{name} must be a path on this machine; got the address 'gs:/" in line
     assert sorted(os.listdir(tmp_path)) == ["a.txt"]
 
 
 @pytest.mark.parametrize("name", ["model_dir", "bert_config_file"])
-def test_no_run_makes_a_folder_of_what_is_no_address(tmp_path, name):
+def test_no_run_makes_a_folder_of_what_is_no_address(tmp_path, refused, name):
     flags = {"model_dir": "model", "input_files": "x", "bert_config_file": "c.json"}
-    line = refused("run_pretraining", flags | {name: "gs:/bucket/model"}, tmp_path)
+    line = refused(run_pretraining, flags | {name: "gs:/bucket/model"})
     assert f"{name} must be a local path or an address with two slashes" in line
     assert "got 'gs:/bucket/model'." in line
     assert os.listdir(tmp_path) == []
@@ -115,12 +128,12 @@ def test_files_that_are_not_there_yet_and_other_files_are_apart(names):
     ("module", "flags", "message"),
     [
         (
-            "rehearse",
+            rehearse,
             {"topology": "v3:2x2", "bert_config_file": "a.txt", "report_file": "./a.txt"},
             "report_file must not overwrite an input; got './a.txt', which is or contains 'a.txt'",
         ),
         (
-            "run_pretraining",
+            run_pretraining,
             {
                 "input_files": "x",
                 "bert_config_file": "a.txt",
@@ -130,23 +143,23 @@ def test_files_that_are_not_there_yet_and_other_files_are_apart(names):
             "model_dir must not overwrite an input; got 'model/pretrained', which ",
         ),
         (
-            "demo",
+            demo,
             {"output_dir": "out", "corpus": "out/text"},
             "contains 'out/text/b.txt' of corpus",
         ),
-        ("demo", {"output_dir": "out", "corpus": "."}, "contains './out/text/b.txt' of corpus"),
+        (demo, {"output_dir": "out", "corpus": "."}, "contains './out/text/b.txt' of corpus"),
         (
-            "demo",
+            demo,
             {"output_dir": "new", "corpus": "*"},
             "must not match corpus='*', which would read it as text",
         ),
     ],
 )
-def test_no_command_writes_over_what_it_reads(tmp_path, module, flags, message):
+def test_no_command_writes_over_what_it_reads(tmp_path, refused, module, flags, message):
     names = ("a.txt", "out/text/b.txt", "model/pretrained/bert_model.ckpt-1.index")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert message in refused(module, flags, tmp_path)
+    assert message in refused(module, flags)
     left = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
     assert left == dict.fromkeys(names, "{}")

@@ -1,23 +1,19 @@
 """The loop trains what is not pre-training: a task of 35 lines, and nothing else new."""
 
 import dataclasses
-import itertools
 import pathlib
 
 import keras
 import numpy as np
-import pytest
 from keras import ops
-from small_runs import QUIET, assert_resumes_exactly, log_lines, train
-from two_replicas import two_replicas
+from small_runs import QUIET, assert_resumes_exactly, log_lines
+from small_sentences import make_run
 
 from official_bert.data import tokenization
 from official_bert.data.row_batches import Arrays, RowBatches
-from official_bert.demonstration import stdlib_text
 from official_bert.model.encoder import BertEncoder
 from official_bert.model.layers import Dense, LayerFactory
 from official_bert.protocols import Task
-from official_bert.stages import Optimizer, Run, Stage
 
 # The task
 
@@ -52,15 +48,17 @@ class Sentences(Task):
         return SentenceClassifier(config, seed, dtype)
 
     def batches(self, files, lengths, batch_size, config, *, seed, shard, held_out=False):
-        lines = [line.split("\t") for line in pathlib.Path(files[0]).read_text().splitlines()]
+        lines = pathlib.Path(files[0]).read_text().splitlines()[1:]
+        texts, _, labels, *_ = zip(*(line.split("\t") for line in lines))
         tokenizer = tokenization.load(self.vocab_file)
-        found = tokenizer.encode_batch([text for _, text in lines], add_special_tokens=False)
+        found = tokenizer.encode_batch(texts, add_special_tokens=False)
         ids = np.zeros((len(lines), lengths.max_seq_length), np.int32)
         for row, encoding in zip(ids, found):
             pieces = [tokenizer.token_to_id("[CLS]"), *encoding.ids][: len(row)]
             row[: len(pieces)] = pieces
         arrays = {"input_ids": ids, "input_mask": (ids > 0).astype(np.int32)}
-        arrays |= {"segment_ids": 0 * ids, "labels": np.array([int(n) for n, _ in lines], np.int32)}
+        numbers = np.array([label == "begun" for label in labels], np.int32)
+        arrays |= {"segment_ids": 0 * ids, "labels": numbers}
         rows = Arrays(arrays)
         return RowBatches(rows, batch_size, seed=seed, shard=shard, shuffle=not held_out)
 
@@ -78,46 +76,17 @@ class Sentences(Task):
 
 # Its proof
 
-STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 OPTIONS = dataclasses.replace(QUIET, save_checkpoints_steps=20, log_steps=20, steps_per_loop=20)
 
 
-@pytest.fixture
-def run(small_corpus, tmp_path):
-    """Which of two kinds of sentences? Those of the second are the first's without their order."""
-    documents = itertools.islice(stdlib_text.documents(), 60)
-    lines = [line for _, lines in documents for line in lines if 8 < len(line.split()) < 20][:50]
-    rows = [f"{i % 2}\t{'return ' * (i % 2)}{line}" for i, line in enumerate(lines)]
-    (tmp_path / "lines.tsv").write_text("\n".join(rows) + "\n")
-    return Run(
-        config=dataclasses.replace(small_corpus.config, initializer_range=0.1),
-        stages=(STAGE,),
-        optimizer=Optimizer(type="adamw", beta_2=0.98),
-        input_files=(str(tmp_path / "lines.tsv"),),
-        task=Sentences(small_corpus.vocab_file),
-    )
-
-
-def evaluated(run):
-    return dataclasses.replace(OPTIONS, eval_files=run.input_files, eval_batch_size=16)
-
-
-def test_a_second_task_learns_and_reports_in_its_own_words(run, tmp_path, capsys):
-    train(run, tmp_path / "model", evaluated(run))
-    last = [line for line in log_lines(tmp_path / "model") if line["kind"] == "eval"][-1]
+def test_a_second_task_learns_reports_in_its_own_words_and_resumes_exactly(
+    small_sentences, tmp_path, capsys
+):
+    run = make_run(small_sentences, task=Sentences(small_sentences.vocab_file))
+    options = dataclasses.replace(OPTIONS, eval_files=run.input_files, eval_batch_size=16)
+    assert_resumes_exactly(run, tmp_path, options, 40)
+    last = [line for line in log_lines(tmp_path / "whole") if line["kind"] == "eval"][-1]
     assert last["accuracy"] > 0.9
     said = capsys.readouterr().out
     assert f"held out: loss {last['loss']:.4g}, accuracy {last['accuracy']:.4g}" in said
     assert "masked" not in said
-
-
-def test_a_second_task_resumes_exactly(run, tmp_path):
-    assert_resumes_exactly(run, tmp_path, OPTIONS, 40)
-
-
-def test_a_second_task_trains_to_the_same_weights_on_two_replicas(run, tmp_path):
-    run = dataclasses.replace(run, stages=(dataclasses.replace(STAGE, steps=4, warmup_steps=1),))
-    one = train(run, tmp_path / "one", OPTIONS).model
-    two = train(run, tmp_path / "two", OPTIONS, two_replicas()).model
-    for a, b in zip(one.weights, two.weights, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-5, err_msg=a.path)
