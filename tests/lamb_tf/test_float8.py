@@ -59,9 +59,7 @@ def test_a_step_writes_the_gradient_as_it_is_and_keeps_no_state_of_it():
     assert optimizer.slots(scale) == {"m": None, "v": None}
     steps.take_steps(optimizer, [scale, kernel], [[np.float32(3.0), np.ones(3, "float32")]])
     assert steps.values([scale])[0] == 3.0
-    lines = []
-    optimizer.summary(print_fn=lines.append)
-    assert lines[0].splitlines()[1].split()[-2:] == ["-", "-"]
+    assert steps.summary(optimizer)["scale"] == ("-", "-")
     optimizer.finalize_variable_values([scale, kernel])
     assert steps.values([scale])[0] == 3.0
 

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import peers
 import pytest
 import reference
 import steps
@@ -39,52 +38,6 @@ def test_a_step_by_kernels_is_that_of_the_equations(options, dtype):
     # Next to nothing of a difference may decide how a number of 16 bits is rounded.
     digits = {"float32": 1e-5, "bfloat16": 2.0**-6}[dtype]
     steps.assert_close(*trained, rtol=digits, atol=digits / 10)
-
-
-def test_agrees_with_optax():
-    jax, optax = peers.load("jax"), peers.load("optax")
-    weights, gradients = steps.weights_and_gradients(steps=50)
-    transformation = optax.lamb(0.01, weight_decay=0.1)
-    state = transformation.init(weights)
-    expected = weights
-    for grads in gradients:
-        updates, state = jax.jit(transformation.update)(grads, state, expected)
-        expected = optax.apply_updates(expected, updates)
-    trained = steps.train(lamb_tf.LAMB(0.01, weight_decay=0.1), weights, gradients)
-    steps.assert_close(trained, expected, rtol=2e-4, atol=2e-6)
-
-
-def test_the_first_step_moves_each_tensor_by_the_rate_times_its_norm():
-    weights, gradients = steps.weights_and_gradients(steps=1)
-    trained = steps.train(lamb_tf.LAMB(0.1, weight_decay=0.1), weights, gradients)
-    for x, result in zip(weights, trained):
-        if np.linalg.norm(x) > 0:
-            moved = np.linalg.norm(result - x) / np.linalg.norm(x)
-            assert moved == pytest.approx(0.1, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "exclusions", [{}, {"exclude_from_layer_adaptation": []}], ids=["not adapted", "adapted"]
-)
-def test_excluded_variables_have_no_decay_and_a_ratio_only_by_an_empty_second_list(exclusions):
-    weights, gradients = steps.weights_and_gradients()
-    weights[2] += 1.0
-    exclusions = {"exclude_from_weight_decay": ["bias$"], **exclusions}
-    trained = steps.train(lamb_tf.LAMB(0.01, weight_decay=0.1, **exclusions), weights, gradients)
-    bias, kernel = ([g[i] for g in gradients] for i in (2, 1))
-    expected = reference.lamb(weights[2], bias, 0.01, adapt=len(exclusions) == 2)
-    np.testing.assert_allclose(trained[2], expected, rtol=3e-6)
-    expected = reference.lamb(weights[1], kernel, 0.01, weight_decay=0.1)
-    np.testing.assert_allclose(trained[1], expected, rtol=3e-6, atol=3e-7)
-
-
-@pytest.mark.usefixtures("float64")
-def test_averages_leave_float64_variables_to_the_formula():
-    weights, gradients = steps.weights_and_gradients(dtype="float64")
-    optimizer = lamb_tf.LAMB(lambda: 0.01, weight_decay=0.1, use_ema=True, ema_momentum=0.9)
-    trained = steps.train(optimizer, weights, gradients, "float64")
-    exact = {"rtol": 1e-12, "atol": 1e-13, "weight_decay": 0.1}
-    steps.assert_follows(reference.lamb, trained, weights, gradients, 0.01, **exact)
 
 
 @pytest.mark.usefixtures("float64")

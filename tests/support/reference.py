@@ -175,6 +175,14 @@ def orscale(
     return x
 
 
+def orscale_or_adamw(x, gradients, *rate, **arguments):
+    """OrScale's formula for matrices, AdamW's for the rest."""
+    if np.ndim(x) >= 2:
+        return orscale(x, gradients, *rate, **arguments)
+    shared = {n: arguments[n] for n in ("weight_decay", "multiplier") if n in arguments}
+    return lamb(x, gradients, *rate, epsilon=1e-8, adapt=False, **shared)
+
+
 def trust_ratio(numerator, denominator, bounds=None):
     """The quotient, 1 where either is 0, within the bounds."""
     ratio = numerator / denominator if numerator > 0 and denominator > 0 else 1.0

@@ -1,5 +1,7 @@
 """Takes steps with an optimizer on whichever backend Keras runs: in a graph, jitted, or eagerly."""
 
+import functools
+
 import keras
 import numpy as np
 
@@ -24,10 +26,10 @@ def weights_and_gradients(steps=20, seed=0, dtype="float32"):
     return weights, gradients
 
 
-def make_variables(weights, dtype="float32"):
-    """One variable an array, with the paths of SHAPES."""
+def make_variables(weights, dtype="float32", paths=SHAPES):
+    """One variable an array."""
     variables = []
-    for path, value in zip(SHAPES, weights):
+    for path, value in zip(paths, weights):
         *scopes, name = path.split("/")
         with keras.name_scope(scopes[0] if scopes else "model"):
             variables.append(keras.Variable(value, dtype=dtype, name=name))
@@ -44,9 +46,9 @@ def train(optimizer, weights, gradients, dtype="float32"):
 def take_steps(optimizer, variables, gradients, xla=False):
     """Applies each of `gradients`, compiled as the backend compiles; on TensorFlow or by XLA."""
     optimizer.build(variables)
-    step = _compiled(optimizer, variables, xla)
+    step = _compiled(optimizer, xla)
     for grads in gradients:
-        step([keras.ops.convert_to_tensor(g) for g in grads])
+        step([keras.ops.convert_to_tensor(g) for g in grads], variables)
 
 
 def values(variables):
@@ -54,21 +56,29 @@ def values(variables):
     return [np.array(_replicas.to_numpy(v), np.float64) for v in variables]
 
 
-def _compiled(optimizer, variables, xla):
+@functools.lru_cache(maxsize=2)  # many tests take some steps, look, and take more
+def _compiled(optimizer, xla):
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
-        return tf.function(
-            lambda grads: optimizer.apply(grads, variables), autograph=False, jit_compile=xla
+        given = []
+        compiled = tf.function(
+            lambda grads: optimizer.apply(grads, given), autograph=False, jit_compile=xla
         )
+
+        def step(grads, variables):
+            given[:] = variables
+            compiled(grads)
+
+        return step
     if BACKEND == "torch":
-        return lambda grads: optimizer.apply(grads, variables)
+        return optimizer.apply
 
     import jax
 
     stateless = jax.jit(optimizer.stateless_apply)
 
-    def step(grads):
+    def step(grads, variables):
         state = [v.value for v in optimizer.variables]
         new_weights, new_state = stateless(state, grads, [v.value for v in variables])
         for variable, value in zip(variables + optimizer.variables, new_weights + new_state):
@@ -96,6 +106,26 @@ def assert_follows(formula, trained, weights, gradients, *rate, rtol=1e-5, atol=
         for i, x in enumerate(weights)
     ]
     assert_close(trained, expected, rtol, atol)
+
+
+def summary(optimizer):
+    """{path of a variable: the words of its line in the summary that follow its shape}"""
+    lines = []
+    optimizer.summary(print_fn=lines.append)
+    rows = [line.split() for line in lines[0].splitlines()[1:]]
+    return {path: tuple(words) for path, _, *words in rows}
+
+
+def train_on_from_a_file(model, path, *data, **options):
+    """The model as loaded, after it and the one that was saved have made the same steps."""
+    model.fit(*data, shuffle=False, verbose=0, **options)
+    model.save(path / "model.keras")
+    again = keras.models.load_model(path / "model.keras")
+    assert type(again.optimizer) is type(model.optimizer)
+    for each in (model, again):
+        each.fit(*data, shuffle=False, verbose=0, **options)
+    assert_equal(model.get_weights(), again.get_weights())
+    return again
 
 
 def apply(optimizer, variables, gradients):
