@@ -170,7 +170,7 @@ def create_pretraining_data(
 
 
 def _create(args, settings, report):
-    started = time.monotonic()
+    started, say = time.monotonic(), report or (lambda text: None)
     local_paths.require_paths(vocab_file=args.vocab_file)
     share = build_shares.parse(args.build_part)
     if args.build_part and args.one_random_stream:
@@ -178,6 +178,33 @@ def _create(args, settings, report):
             "build_part must be left out with one_random_stream, which one process makes; got "
             f"{args.build_part!r}. Leave one of the two out."
         )
+    plan, source, shards, vocabulary = _checked(args, settings, say)
+    described = _describe(args, plan, source, vocabulary)
+    finishes = args.build_part == build_shares.FINISH
+    finished = _finished(shards, described, args.build_part)
+    if finished and (finishes or args.skip_bad_lines or not finished["counts"].get("bad_lines")):
+        record_builder.remove_parts(shards, finishes)
+        said = [f"{manifest.path_for(shards)} is up to date: nothing to do."]
+        if finished["inputs"] != described["inputs"]:
+            said.append(OTHER_TIMES)
+        say("\nwarning: ".join([*said, *manifest.warnings(finished)]))
+        return finished["counts"] | {"seconds": 0.0}
+    tokens = "\n".join(vocabulary)  # written into the folder of a run
+    counts, warned = _build(args, plan, source, shards, share, described, tokens, report)
+    summary = counts | {"seconds": time.monotonic() - started}
+    if share:
+        done = (
+            f"part {share} is complete: {counts.get('sequences', 0):,} sequences. When all "
+            f"{share.count} are, run this command with --build_part=finish."
+        )
+    else:
+        done = coverage.describe(summary, settings.max_seq_length)
+    say("\nwarning: ".join([done, *warned]))
+    return summary
+
+
+def _checked(args, settings, say):
+    """The plan of a build, its text, the paths of its shards, and its vocabulary."""
     paths = corpus.find_files(args.input_file)
     vocabulary = tokenization.read_vocabulary(args.vocab_file)
     shards = coverage.shard_paths(args.output_file, args.num_shards)
@@ -187,53 +214,40 @@ def _create(args, settings, report):
     unread = format_detection.check(
         paths, args.input_format, args.field(), args.language, args.skip_bad_lines
     )
-    if report:
-        for reason in unread.values():
-            report(f"warning: {reason}")
-    text_field = (args.field() if "text_field" not in unread else None) or "text"
-    language = (args.language if "language" not in unread else None) or "en"
+    for reason in unread.values():
+        say(f"warning: {reason}")
     plan = BuildPlan(
         settings=settings,
         vocab_file=(
             args.vocab_file if is_remote(args.vocab_file) else os.path.abspath(args.vocab_file)
         ),
         do_lower_case=tokenization.casing(args.vocab_file, args.do_lower_case, args.strip_accents),
-        language=language,
+        language=(args.language if "language" not in unread else None) or "en",
         random_seed=args.random_seed,
         dynamic=args.dynamic_masking,
         use_v2_feature_names=args.use_v2_feature_names,
         gzip=args.gzip_compress,
         one_stream=args.one_random_stream,
     )
-    described = _describe(plan, vocabulary, paths) | {"records_per_block": RECORDS_PER_BLOCK}
-    described["settings"] |= {
-        "input_format": args.input_format,
-        "json_field": text_field,
-        "drop_duplicate_documents": args.drop_duplicate_documents,
-    }
-    finishes = args.build_part == build_shares.FINISH
-    finished = _finished(shards, described, args.build_part)
-    if finished and (finishes or args.skip_bad_lines or not finished["counts"].get("bad_lines")):
-        record_builder.remove_parts(shards, finishes)
-        if report:
-            said = [f"{manifest.path_for(shards)} is up to date: nothing to do."]
-            if finished["inputs"] != described["inputs"]:
-                said.append(OTHER_TIMES)
-            report("\nwarning: ".join([*said, *manifest.warnings(finished)]))
-        return finished["counts"] | {"seconds": 0.0}
     source = corpus.Corpus(
         paths,
         args.input_format,
-        text_field,
+        (args.field() if "text_field" not in unread else None) or "text",
         args.drop_duplicate_documents,
         whole=args.one_random_stream,
         skip_bad_lines=args.skip_bad_lines,
     )
+    return plan, source, shards, vocabulary
+
+
+def _build(args, plan, source, shards, share, described, tokens, report):
+    """Builds the records, or a share; returns the counts, and warnings about the text."""
+    finishes = args.build_part == build_shares.FINISH
+    shares = share.count if share else 1
     cores = len(os.sched_getaffinity(0))
     count = 1 if plan.one_stream else min(args.num_workers or cores, WORKERS_PER_CORE * cores)
     blocks = sum(entry["bytes"] for entry in described["inputs"]) // corpus.BLOCK_BYTES
-    at_once = 0 if finishes else blocks // (share.count if share else 1)
-    with record_builder.Workers(plan, count, at_once) as workers:
+    with record_builder.Workers(plan, count, 0 if finishes else blocks // shares) as workers:
         if finishes:
             parts, text = build_shares.collect(shards, described)
             described["inputs"] = text["described"]["inputs"]
@@ -244,7 +258,7 @@ def _create(args, settings, report):
         if not is_remote(shards[0]):
             coverage.make_folder("output_file", shards[0])
             coverage.check_disk(source, shards, plan)
-        progress = record_builder.Progress(source, report, share.count if share else 1)
+        progress = record_builder.Progress(source, report, shares)
 
         def read() -> dict:
             return text or {"counts": source.counts(), "warnings": source.warnings()}
@@ -258,18 +272,10 @@ def _create(args, settings, report):
             plan, source.documents, shards, workers, progress, check, share
         )
         if share:
-            counts = builder.run_share(described, read)
-            if report:
-                done = (
-                    f"part {share} is complete: {counts.get('sequences', 0):,} sequences. When all "
-                    f"{share.count} are, run this command with --build_part=finish."
-                )
-                report("\nwarning: ".join([done, *source.warnings()]))
-            return counts | {"seconds": time.monotonic() - started}
+            return builder.run_share(described, read), source.warnings()
         made, counts = builder.finish(parts) if finishes else builder.run()
     counts |= read()["counts"]
     warned = coverage.warnings(counts, plan)
-    tokens = "\n".join(vocabulary)  # written into the folder of a run
     manifest.write(
         shards,
         described
@@ -277,15 +283,10 @@ def _create(args, settings, report):
         | {"text_digest": text["text"] if finishes else builder.text_digest},
     )
     record_builder.remove_parts(shards, finishes)
-    summary = counts | {"seconds": time.monotonic() - started}
-    if report:
-        said = coverage.describe(summary, settings.max_seq_length)
-        left_out = read()["warnings"] + coverage.dropped(counts, plan)
-        report("\nwarning: ".join([said, *left_out, *warned]))
-    return summary
+    return counts, read()["warnings"] + coverage.dropped(counts, plan) + warned
 
 
-def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str]) -> dict:
+def _describe(args, plan: BuildPlan, source: corpus.Corpus, vocabulary: dict[str, int]) -> dict:
     """The manifest's entries that decide the records."""
     continues = np.array([token.startswith("##") for token in vocabulary])
     special = {token: vocabulary[token] for token in tokenization.SPECIAL_TOKENS}
@@ -303,6 +304,9 @@ def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str]) -> 
             "use_v2_feature_names": plan.use_v2_feature_names,
             "gzip_compress": plan.gzip,
             "one_random_stream": plan.one_stream,
+            "input_format": args.input_format,
+            "json_field": source.text_field,
+            "drop_duplicate_documents": args.drop_duplicate_documents,
         },
         "vocabulary": {
             "size": len(vocabulary),
@@ -312,8 +316,9 @@ def _describe(plan: BuildPlan, vocabulary: dict[str, int], paths: list[str]) -> 
         },
         "inputs": [
             {"file": path, "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
-            for path, status in ((path, as_path(path).stat()) for path in paths)
+            for path, status in ((path, as_path(path).stat()) for path in source.paths)
         ],
+        "records_per_block": RECORDS_PER_BLOCK,
     }
 
 

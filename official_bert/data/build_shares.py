@@ -127,12 +127,6 @@ def forget(share_folder: str) -> None:
     as_path(f"{share_folder}/{_NOTE}").unlink(missing_ok=True)
 
 
-def leave(shards: list[str]) -> None:
-    """Marks the shares of a finished build as not to be begun again, before they are removed."""
-    for path in folders(shards):
-        (path / manifest.PLAN).unlink(missing_ok=True)
-
-
 def write(share_folder: str, note: dict) -> None:
     """Writes the note of a finished share."""
     names = [{**part, "path": part["path"].rpartition("/")[2]} for part in note["parts"]]
@@ -143,7 +137,6 @@ def collect(shards: list[str], described: dict) -> tuple[list[dict], dict]:
     """The parts of all shares in order, and the note of the first: counts of the text, inputs.
 
     Args:
-        shards: The paths to write.
         described: The entries of the manifest; those of each share must be the same.
 
     Raises:

@@ -262,7 +262,6 @@ def require_whole(
 
     Args:
         patterns: The patterns that matched the files.
-        paths: The files.
         manifests: The manifests of their folders, by path.
         building: The folders of unfinished builds next to them.
 

@@ -42,12 +42,13 @@ class Builder:
     Args:
         plan: Form of the records.
         documents: Returns an iterator over the corpus, with the same documents at every call.
-        shards: The paths to write.
-        workers: The processes that make the records.
         progress: Called after each part with its (bytes of text, records).
         check: Called with the counts when all parts are made; an error ends the build, and the
             parts stay.
         share: The share of the parts that `run_share` makes; default: `run` makes all.
+
+    Attributes:
+        text_digest: A digest of the whole text, once it has been read.
     """
 
     def __init__(
@@ -62,8 +63,7 @@ class Builder:
     ):
         self._plan, self._documents, self._shards = plan, documents, shards
         self._workers, self._progress, self._check = workers, progress, check
-        self._share = share
-        self._folder = build_shares.folder(shards, share)
+        self._share, self._folder = share, build_shares.folder(shards, share)
 
     def run(self) -> tuple[list[dict], dict]:
         """Builds parts, then shards; returns the manifest's shard entries, and the counts."""
@@ -100,11 +100,6 @@ class Builder:
             read = of_text() | {"text": self.text_digest}
             build_shares.write(self._folder, read | {"described": described, "parts": parts})
         return _total(parts) if parts else {}
-
-    @property
-    def text_digest(self) -> str:
-        """A digest of the whole text, once it has been read."""
-        return self._text.hexdigest()
 
     def finish(self, parts: list[dict]) -> tuple[list[dict], dict]:
         """Builds the shards from the parts of all shares; returns as `run` does."""
@@ -161,12 +156,6 @@ class Builder:
         """For each shard its entry in the manifest if an earlier run has made it, else None."""
         return [manifest.read_note(self._made(number)) for number in range(len(self._shards))]
 
-    def _remove_last_build(self, whole: set[str]) -> None:
-        """Removes the last build's shards, then its manifest, which proves their origin."""
-        old = manifest.of_last_build(self._shards).union(self._shards) - whole
-        for path in (*old, manifest.path_for(self._shards)):
-            as_path(path).unlink(missing_ok=True)
-
     def _clear(self) -> None:
         if not self._share:
             kept = manifest.of_last_build(self._shards)
@@ -181,7 +170,7 @@ class Builder:
 
     def _make_parts(self) -> list[dict]:
         parts, first = [], 0
-        self._text = hashlib.sha256(PART_FORMAT)
+        text = hashlib.sha256(PART_FORMAT)
         if self._plan.one_stream:
             source = iter([list(self._documents())])
         else:
@@ -194,7 +183,7 @@ class Builder:
                 texts = b"".join(corpus.digest(d) + bytes([d.split, d.continues]) for d in block)
                 numbered = first.to_bytes(8, "little") + texts  # dynamic records have the numbers
                 digest = hashlib.sha256(PART_FORMAT + numbered).hexdigest()
-                self._text.update(digest.encode())
+                text.update(digest.encode())
                 if self._share is None or self._share.has(index):
                     yield Part(index, first, block, digest, path)
                 first += len(block)
@@ -209,6 +198,7 @@ class Builder:
             self._progress(sum(map(corpus.text_bytes, task.documents)), part["counts"]["sequences"])
 
         self._workers.work(tasks(), make)
+        self.text_digest = text.hexdigest()
         if not parts and not first:
             raise ValueError(
                 "input_file must contain text; got files without any. Check the paths."
@@ -234,7 +224,11 @@ class Builder:
     def _make_shards(self, parts: list[dict]) -> list[dict]:
         made = self._finished_shards()
         pieces = self._pieces(parts, made)
-        self._remove_last_build({s for s, whole in zip(self._shards, made, strict=True) if whole})
+        # The last build's shards, then its manifest, which proves their origin.
+        whole = {shard for shard, entry in zip(self._shards, made, strict=True) if entry}
+        old = manifest.of_last_build(self._shards).union(self._shards) - whole
+        for path in (*old, manifest.path_for(self._shards)):
+            as_path(path).unlink(missing_ok=True)
         waiting = Counter(path for needed in pieces.values() for path, _, _ in needed)
         counting = threading.Lock()
 
@@ -302,7 +296,8 @@ def remove_parts(shards: list[str], finishes: bool) -> None:
                 return
             for share in shares:
                 locks.require_free(share)
-            build_shares.leave(shards)
+            for share in shares:
+                (share / manifest.PLAN).unlink(missing_ok=True)  # it is not begun again
             folder.rmtree() if isinstance(folder, RemotePath) else shutil.rmtree(folder)
 
 
@@ -310,7 +305,6 @@ class Workers:
     """At most `count` processes that answer tasks, each driven by a thread.
 
     Args:
-        plan: Sent to each of them.
         count: Their largest number; no more are started than there are tasks, or `at_once`.
         at_once: How many are started with the block, to be ready when the first tasks come, even if
             none comes because all parts are already there.
@@ -346,29 +340,16 @@ class Workers:
         failed = threading.Event()
 
         def serve() -> None:
-            process = None
-
-            def ask(question):
-                nonlocal process
-                if process is None:
-                    try:
-                        process = self._idle.pop()  # of several threads, one gets the last
-                    except IndexError:
-                        process = self._new()
-                return _ask(process, question)
-
             try:
                 while not failed.is_set():
                     with take:
                         task = next(tasks, None)
                     if task is None:
                         break
-                    make(ask, task)
+                    make(self._answer, task)
             except BaseException:
                 failed.set()
                 raise
-            if process:
-                self._idle.append(process)
 
         results = [self._threads.submit(serve) for _ in range(self.count)]
         try:
@@ -378,6 +359,15 @@ class Workers:
             failed.set()
             wait(results)
             raise
+
+    def _answer(self, task):
+        try:
+            process = self._idle.pop()  # of several threads, one gets the last
+        except IndexError:
+            process = self._new()
+        answer = _ask(process, task)
+        self._idle.append(process)
+        return answer
 
     def _new(self) -> subprocess.Popen:
         root = os.path.dirname(os.path.dirname(os.path.abspath(official_bert.__file__)))
