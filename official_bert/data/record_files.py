@@ -40,16 +40,6 @@ _MASKED_BY = (  # the settings of the manifest and of its vocabulary that decide
 MOST_BLOCK_BYTES = 1 << 26  # of a block unpacked in memory: 256 kB per record
 
 
-class Block(NamedTuple):
-    """A run of neighbouring records in one file, read with one request."""
-
-    file: int
-    first_record: int
-    records: int
-    offset: int
-    bytes: int
-
-
 class RecordRange(NamedTuple):
     """The records `start` … `stop` of a block."""
 
@@ -68,7 +58,8 @@ class RecordFiles:
         paths: The files.
         manifest: The first file's that has one; None if another tool made them all.
         unlisted: The files that no manifest lists.
-        blocks: (blocks, 5), with the rows (file, first record, records, offset, bytes).
+        blocks: (blocks, 5), runs of neighbouring records in one file, each read with one request:
+            file, first record, records, offset, bytes.
         num_records: Number of records.
 
     Raises:
@@ -82,12 +73,12 @@ class RecordFiles:
         self.paths = _matches(patterns)
         self._unpacked: dict[int, tempfile._TemporaryFileWrapper] = {}
         self._packed = [False] * len(self.paths)
-        manifests, found = _Manifests(), []
-        made = [manifests.of(path) for path in self.paths]
+        made, manifests, unfinished = _manifests_of(self.paths)
         self.manifest = next(filter(None, made), None)
         self.unlisted = {path for path, m in zip(self.paths, made, strict=True) if not m}
-        manifest.require_whole(patterns, self.paths, manifests.all, manifests.unfinished)
+        manifest.require_whole(patterns, self.paths, manifests, unfinished)
         _check_same_make(self.paths, made)
+        found: list[tuple[int, ...]] = []
         for number, path in enumerate(self.paths):
             found.extend(self._blocks(number, path, made[number]))
         self.blocks = np.array(found, np.int64).reshape(-1, 5)
@@ -203,7 +194,7 @@ class RecordFiles:
             )
         return records
 
-    def _blocks(self, number: int, path: str, made: dict | None) -> list[Block]:
+    def _blocks(self, number: int, path: str, made: dict | None) -> list[tuple[int, ...]]:
         if made is None:
             return self._scanned_blocks(number, path)
         entry = next(e for e in made["shards"] if e["file"] == os.path.basename(path))
@@ -218,7 +209,7 @@ class RecordFiles:
         cuts = [*entry["block_offsets"], size]
         return _blocks(number, cuts, entry["records"], made["records_per_block"])
 
-    def _scanned_blocks(self, number: int, path: str) -> list[Block]:
+    def _scanned_blocks(self, number: int, path: str) -> list[tuple[int, ...]]:
         with as_path(path).open("rb") as file:
             start = file.read(HEADER_BYTES)
             is_whole = len(start) == HEADER_BYTES
@@ -230,49 +221,32 @@ class RecordFiles:
         return _blocks(number, cuts, records, RECORDS_PER_BLOCK)
 
 
-def _blocks(file: int, cuts: list[int], records: int, each: int) -> list[Block]:
+def _blocks(file: int, cuts: list[int], records: int, each: int) -> list[tuple[int, ...]]:
     """The blocks of a file, cut at these offsets (the last is its end)."""
     return [
-        Block(file, n * each, min(each, records - n * each), start, end - start)
+        (file, n * each, min(each, records - n * each), start, end - start)
         for n, (start, end) in enumerate(itertools.pairwise(cuts))
     ]
 
 
 def manifests(patterns: Iterable[str]) -> list[tuple[str, dict]]:
     """[(file, its manifest)] of the files that a manifest lists."""
-    known = _Manifests()
-    made = [(path, known.of(path)) for path in _matches(patterns)]
-    return [(path, found) for path, found in made if found]
+    paths = _matches(patterns)
+    return [(path, made) for path, made in zip(paths, _manifests_of(paths)[0]) if made]
 
 
-class _Manifests:
-    """The manifests in the folders of files; each folder is read once.
-
-    Attributes:
-        all: {path: manifest}.
-        unfinished: The folders of unfinished builds.
-    """
-
-    def __init__(self) -> None:
-        self.all: dict[str, dict] = {}
-        self.unfinished: set[str] = set()
-        self._folders: set[str] = set()
-        self._found: dict[str, dict] = {}
-
-    def of(self, path: str) -> dict | None:
-        """The manifest that lists a file."""
-        folder = os.path.dirname(path)
-        if folder not in self._folders:
-            self._folders.add(folder)
-            inside = os.path.join(glob.escape(folder), "*")
-            self.unfinished.update(_glob(f"{inside}{manifest.BUILDING}"))
-            for found in _glob(f"{inside}{manifest.ENDING}"):
-                with as_path(found).open("rb") as file:
-                    made = manifest.parse(found, file.read())
-                self.all[found] = made
-                for entry in made["shards"]:
-                    self._found[os.path.join(folder, entry["file"])] = made
-        return self._found.get(path)
+def _manifests_of(paths: list[str]) -> tuple[list[dict | None], dict[str, dict], set[str]]:
+    """The manifest that lists each file; all in their folders; folders of unfinished builds."""
+    manifests: dict[str, dict] = {}
+    listing: dict[str, dict] = {}
+    unfinished: set[str] = set()
+    for folder in dict.fromkeys(map(os.path.dirname, paths)):
+        inside = os.path.join(glob.escape(folder), "*")
+        unfinished.update(_glob(f"{inside}{manifest.BUILDING}"))
+        for path in _glob(f"{inside}{manifest.ENDING}"):
+            made = manifests[path] = manifest.parse(path, as_path(path).read_bytes())
+            listing |= {os.path.join(folder, entry["file"]): made for entry in made["shards"]}
+    return list(map(listing.get, paths)), manifests, unfinished
 
 
 def _matches(patterns: Iterable[str]) -> list[str]:
