@@ -24,11 +24,7 @@ _MEND = "The file is damaged or truncated: fetch or make it again."
 
 
 class UnfitColumn(ValueError):
-    """A table has no column of a name, several, or one of another type.
-
-    Attributes:
-        name: The name.
-    """
+    """A table has no column of this `name`, several, or one of another type."""
 
     def __init__(self, message: str, name: str):
         super().__init__(message)
@@ -111,11 +107,7 @@ def splits(folder: str) -> list[str]:
 def require_columns(path: str, form: str, names: Sequence[str], *, numbers: bool = False) -> None:
     """Refuses a file without columns of these names, or with other types, naming what it has.
 
-    Args:
-        numbers: As of `rows`.
-
-    Raises:
-        ValueError: as `rows`.
+    Arguments and errors are as of `rows`.
     """
     schema = _schema(path, form)
     for name in names:
@@ -283,19 +275,17 @@ def _described(schema) -> list[str]:
 
 
 def _require_column(path: str, schema, name: str, numbers: bool) -> None:
-    names = schema.names
-    if name not in names or names.count(name) > 1:
-        if name not in names and _inner_type(schema, name) is not None:
-            found = _inner_type(schema, name)
-        else:
-            raise UnfitColumn(
-                f"{path} must have one column {name!r}; got "
-                f"{'several' if name in names else 'none'}. Its columns are "
-                f"{', '.join(_described(schema)[:20]) or 'none'}.",
-                name,
-            )
+    if name in schema.names:
+        found = schema.field(name).type if schema.names.count(name) == 1 else None
     else:
-        found = schema.field(name).type
+        found = _inner_type(schema, name)
+    if found is None:
+        raise UnfitColumn(
+            f"{path} must have one column {name!r}; got "
+            f"{'several' if name in schema.names else 'none'}. Its columns are "
+            f"{', '.join(_described(schema)[:20]) or 'none'}.",
+            name,
+        )
     if not _fits(found, numbers):
         raise UnfitColumn(
             f"{path} must have text in its column {name!r}; got {str(found)[:60]}. Its columns are "

@@ -18,7 +18,7 @@ import re
 import stat
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import sentencex
 
@@ -26,7 +26,7 @@ from official_bert.data import arrow_files, fit, format_detection, table_files, 
 from official_bert.system import local_paths
 from official_bert.system.places import as_path, is_remote, remote_matches
 
-FORMS = format_detection.FORMS
+FORMS = text_files.FORMS
 BLOCK_BYTES = 2 << 20
 SAMPLED_BYTES, SAMPLED_FILES = 1 << 19, 8  # of each file, and of many, to estimate their text
 MAX_DOCUMENTS = 10_000  # per block: each becomes at least one record, in every pass
@@ -263,7 +263,12 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
     for pattern in patterns:
         local_paths.require_paths(**{flag: pattern})
         if is_remote(pattern):
-            found.extend(remote_matches(pattern) or _refuse_missing(pattern, flag))
+            if not (there := remote_matches(pattern)):
+                raise ValueError(
+                    f"{flag} must match at least one file; got {pattern!r}, which matches nothing. "
+                    "Give files, globs or folders."
+                )
+            found += there
             continue
         for match in sorted(local_paths.matches(pattern, recursive=True)) or [pattern]:
             inside = _walk(match) if os.path.isdir(match) else ()
@@ -281,13 +286,6 @@ def find_files(patterns: str | Iterable[str], flag: str = "input_file") -> list[
     for path in found:
         unique.setdefault(os.path.realpath(path), path)
     return list(unique.values())
-
-
-def _refuse_missing(address: str, flag: str) -> NoReturn:
-    raise ValueError(
-        f"{flag} must match at least one file; got {address!r}, which matches nothing. Give files, "
-        "globs or folders."
-    )
 
 
 def _require_readable(path: str, flag: str) -> None:
@@ -317,11 +315,7 @@ def _require_readable(path: str, flag: str) -> None:
 def require_outside(
     outputs: Mapping[str, Iterable], inputs: Mapping[str, str | Iterable[str]]
 ) -> None:
-    """Refuses outputs, {flag: paths}, that `find_files` would find at the next start.
-
-    Args:
-        outputs: {flag: paths}.
-        inputs: {flag: patterns}.
+    """Refuses outputs, {flag: paths}, that `find_files` would find in inputs, {flag: patterns}.
 
     Raises:
         ValueError: naming the output and the pattern.

@@ -9,7 +9,6 @@ import csv
 import json
 import re
 from collections.abc import Iterable
-from typing import NoReturn
 
 from official_bert.data import arrow_files, records, table_files, text_files
 from official_bert.data.arrow_files import UnfitColumn
@@ -83,7 +82,12 @@ def recognise(path: str, form: str = "auto") -> str:
         return _require_arrow(path, form, arrow)
     _refuse_binary(path, start)
     if form == "auto" and path.lower().endswith((".parquet", ".arrow")):
-        _refuse_other_than_its_name(path, start)
+        kind = "a Parquet file" if path.lower().endswith(".parquet") else "an Arrow file"
+        got = repr(start[:20]) if start else "an empty file"
+        raise ValueError(
+            f"{path} must be {kind}, as its name says; got {got}. Fetch or make it again; if it is "
+            "text, give --input_format=sentences."
+        )
     whole = len(start) < _HEAD_BYTES
     text = start.decode("utf-8", "ignore").removeprefix("\ufeff").lstrip()
     first, *more = text.splitlines() or [""]
@@ -133,15 +137,6 @@ def _require_arrow(path: str, form: str, found: str | None) -> str:
         )
     arrow_files.require_pyarrow(path)
     return str(found)
-
-
-def _refuse_other_than_its_name(path: str, start: bytes) -> NoReturn:
-    kind = "a Parquet file" if path.lower().endswith(".parquet") else "an Arrow file"
-    got = repr(start[:20]) if start else "an empty file"
-    raise ValueError(
-        f"{path} must be {kind}, as its name says; got {got}. Fetch or make it again; if it is "
-        "text, give --input_format=sentences."
-    )
 
 
 def check(

@@ -90,9 +90,6 @@ class DynamicRecord:
 
     Of a full or packed row, `input_ids` has the special tokens within: [SEP] between documents, or
     [SEP] [CLS] between sequences. It counts as one sentence, of document 0.
-
-    Args:
-        max_seq_length: Sequences are not longer.
     """
 
     def __init__(self, max_seq_length: int):

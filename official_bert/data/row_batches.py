@@ -27,7 +27,6 @@ class RowBatches:
     """The batches of examples that fit in memory, by step.
 
     Args:
-        rows: The examples.
         batch_size: Examples in a batch on all hosts together.
         seed: Of the order.
         shard: Which of the equal parts of each batch this host reads, and the number of parts.

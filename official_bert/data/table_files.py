@@ -105,7 +105,6 @@ def texts(
     """The cells of one column of CSV, TSV, Parquet or Arrow; None is a null value.
 
     Args:
-        path, form: The table.
         name: The column. In Parquet and Arrow it may hold lists of texts, too.
         advance: Called with the number of bytes read from the file since the last call.
         bad_line: Called with the path and a message for a row that cannot be read. If it returns,
@@ -171,8 +170,7 @@ def read_columns(
     Args:
         path: A `.tsv`, `.csv` or `.jsonl` file in UTF-8, compressed or not; a `.parquet` or
             `.arrow` file; or a folder of Parquet files or of a dataset (`files_in`).
-        names: The names of the columns to read.
-        lists: Those of JSON lines, Parquet and Arrow that may hold lists of texts and numbers,
+        lists: Columns of JSON lines, Parquet and Arrow that may hold lists of texts and numbers,
             which become JSON.
         remedies: By column, what to do about a value that is no text or number, for the message.
         header: The names of all columns of a TSV or CSV file that has no line with names.

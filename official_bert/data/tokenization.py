@@ -333,10 +333,8 @@ class SentenceEncoder:
     """Sentences → lists of ids, several times as fast as `Tokenizer.encode` in one process.
 
     The pieces of each string between two spaces are remembered, because nine of ten repeat in
-    natural text. `limit` bounds the number of entries, about 200 bytes each.
-
-    Args:
-        tokenizer: From `load`.
+    natural text. `limit` bounds the number of entries, about 200 bytes each. The tokenizer is from
+    `load`.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit: int = 200_000):
