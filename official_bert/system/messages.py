@@ -27,10 +27,8 @@ def exit_code(command: str, work: Callable[[], int | None]) -> int:
     """Calls a command's work, prints its error if any, and returns the exit code."""
     try:
         return work() or 0
-    except Failed as failed:
-        return report(command, failed, failed.code)
-    except (ValueError, OSError) as error:
-        return report(command, error)
+    except (Failed, ValueError, OSError) as error:
+        return report(command, error, code_of(error))
     except KeyboardInterrupt:
         return report(command, "interrupted.", STOPPED[0])
 

@@ -20,6 +20,7 @@ import dataclasses
 import inspect
 import json
 import math
+import operator
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -42,26 +43,24 @@ class Bounds:
     hint: str = ""
     finite: bool = True
 
+    def _ends(self):
+        """(word, end, whether a number is on its right side) of each end that is given."""
+        ends = (
+            ("at least", self.minimum, operator.ge),
+            ("above", self.above, operator.gt),
+            ("at most", self.maximum, operator.le),
+            ("below", self.below, operator.lt),
+        )
+        return [each for each in ends if each[1] is not None]
+
     def __str__(self):
-        ends = {
-            "at least": self.minimum,
-            "above": self.above,
-            "at most": self.maximum,
-            "below": self.below,
-        }
-        stated = (f"{word} {_short(end)}" for word, end in ends.items() if end is not None)
-        return " and ".join(stated)
+        return " and ".join(f"{word} {_short(end)}" for word, end, _ in self._ends())
 
     def fault(self, value: float) -> str | None:
         """The predicate of an error, such as `must be at least 1; got 0.`; None if within."""
         if isinstance(value, float) and not math.isfinite(value) and self.finite:
             return f"must be a finite number; got {value}."
-        is_outside = (  # NaN too
-            (self.minimum is not None and not value >= self.minimum)
-            or (self.above is not None and not value > self.above)
-            or (self.maximum is not None and not value <= self.maximum)
-            or (self.below is not None and not value < self.below)
-        )
+        is_outside = not all(holds(value, end) for _, end, holds in self._ends())  # NaN too
         return f"must be {self}; got {_short(value)}. {self.hint}".rstrip() if is_outside else None
 
 
@@ -75,29 +74,21 @@ def setting(
     words: str,
     default: Any = dataclasses.MISSING,
     *,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    below: float | None = None,
-    hint: str = "",
-    finite: bool = True,
     choices: Iterable[str] = (),
-    **options: Any,
+    **others: Any,
 ) -> Any:
     """A field of a dataclass with its description and allowed values.
 
     Args:
         words: Sentences for --help and for the docstring, with the unit.
         default: The default; without one, the field is required.
-        minimum, above, maximum, below, hint, finite: As of `Bounds`.
         choices: The allowed texts; of a tuple, those of its entries.
-        options: Further arguments of `dataclasses.field`.
+        others: Arguments of `Bounds`, such as `minimum`, and of `dataclasses.field`.
     """
-    bounds = Bounds(
-        minimum=minimum, above=above, maximum=maximum, below=below, hint=hint, finite=finite
-    )
+    of_bounds = Bounds.__dataclass_fields__.keys() & others.keys()
+    bounds = Bounds(**{name: others.pop(name) for name in of_bounds})
     metadata = {"words": words, "bounds": bounds, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata=metadata, **options)
+    return dataclasses.field(default=default, metadata=metadata, **others)
 
 
 _SAME = object()
@@ -129,7 +120,6 @@ def values_of(owner: Any, args: Any, names: Collection[str] | None = None) -> di
     """Arguments for a dataclass from the settings declared as `like` its fields.
 
     Args:
-        owner: The dataclass.
         args: Settings, some of them like the owner's.
         names: The settings to take; default: all.
     """
