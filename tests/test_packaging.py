@@ -30,6 +30,15 @@ def project_files(*folders):
     }
 
 
+def imports_of(file):
+    """(module, name) of each import of a file; a name of None for `import module`."""
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
 def bazel_targets():
     """BUILD evaluated by a Starlark interpreter: a list of (rule, attributes)."""
     targets = []
@@ -108,12 +117,7 @@ def test_what_a_target_imports_is_among_its_dependencies():
     every_module = set().union(*map(modules, targets.values()))
     for target in targets.values():
         for file in target["srcs"]:
-            tree = ast.parse((ROOT / file).read_text())
-            imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-            wanted = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
-            wanted |= {node.module for node in imports}
-            imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
-            wanted |= {alias.name for node in imports for alias in node.names}
+            wanted = {part for m, name in imports_of(file) for part in (m, f"{m}.{name}")}
             assert wanted & every_module <= reached(target), file
 
 
@@ -178,23 +182,8 @@ def test_every_import_of_a_package_is_a_declared_dependency_of_it(package):
     allowed = {modules.get(name, name) for name in names} | set(sys.stdlib_module_names)
     allowed |= {"lamb_tf", package}
     for file in sorted(project_files(package)):
-        for node in ast.walk(ast.parse((ROOT / file).read_text())):
-            if isinstance(node, ast.Import):
-                roots = {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                roots = {node.module.split(".")[0]}
-            else:
-                continue
-            assert roots <= allowed, f"{file} imports {roots - allowed}"
-
-
-def imports_of(file):
-    """(module, name) of each import of a file; a name of None for `import module`."""
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((node.module, alias.name) for alias in node.names)
+        roots = {module.split(".")[0] for module, _ in imports_of(file)}
+        assert roots <= allowed, f"{file} imports {roots - allowed}"
 
 
 def test_only_what_is_public_in_lamb_tf_is_imported_outside_of_it():

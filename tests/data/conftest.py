@@ -1,5 +1,7 @@
 """Builds run in this process, except in tests of the worker processes."""
 
+import contextlib
+
 import pytest
 
 from official_bert.data import build_worker, record_builder
@@ -30,3 +32,25 @@ def workers_in_this_process():
 @pytest.fixture
 def worker_processes(monkeypatch):
     patch_workers(monkeypatch, *PROCESSES)
+
+
+@pytest.fixture(scope="session")
+def stopped():
+    """A context in which a build is interrupted before a task of a kind, after some of them."""
+
+    @contextlib.contextmanager
+    def stopped(kind, after=0):
+        ask, left = record_builder._ask, after
+
+        def ask_until(worker, task):
+            nonlocal left
+            left -= isinstance(task, kind)
+            if left < 0:
+                raise KeyboardInterrupt
+            return ask(worker, task)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(record_builder, "_ask", ask_until)
+            yield
+
+    return stopped

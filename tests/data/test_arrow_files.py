@@ -13,9 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import arrow_files, corpus, table_files
-from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 from official_bert.tasks import tables
 
@@ -233,26 +231,25 @@ def test_the_folders_of_datasets_and_of_spark_are_read_as_their_lists_say(tmp_pa
     pq.write_metadata(table.schema, tmp_path / "partitioned/_common_metadata")
     (tmp_path / "partitioned/_SUCCESS").write_bytes(b"")
     assert lines_of(tmp_path / "partitioned") == [["A."], ["B."], ["C."]]
-    (tmp_path / "both/train/data-00001-of-00002.arrow").unlink()
-    with pytest.raises(ValueError, match=r"all 2 files that its state\.json lists; got none named"):
-        lines_of(tmp_path / "both")
-    (tmp_path / "both/train/state.json").write_text("{")
-    with pytest.raises(ValueError, match=r"state\.json must list the files of a dataset"):
-        lines_of(tmp_path / "both")
 
 
-def test_the_folder_of_a_dataset_that_lacks_all_files_or_a_split_is_refused(tmp_path):
+def test_the_folder_of_a_dataset_that_lacks_files_or_a_split_is_refused(tmp_path):
+    both, train = tmp_path / "both", tmp_path / "both/train"
     for split in "train", "test":
-        save_dataset(tmp_path / "both" / split, pa.table({"text": ["A.", "B."]}))
-    (tmp_path / "both/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    for path in (tmp_path / "both/train").glob("*.arrow"):
+        save_dataset(both / split, pa.table({"text": ["A.", "B."]}))
+    (both / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    message = r"both/train must hold all 2 files that its state\.json lists; got none named"
+    for path in [*train.glob("data-*")]:  # one is missing, then both
         path.unlink()
-    for folder in tmp_path / "both", tmp_path / "both/train":
-        with pytest.raises(ValueError, match=r"both/train must hold all 2 files that its state"):
-            lines_of(folder)
-    shutil.rmtree(tmp_path / "both/train")
+        for folder in both, train:
+            with pytest.raises(ValueError, match=message):
+                lines_of(folder)
+    (train / "state.json").write_text("{")
+    with pytest.raises(ValueError, match=r"state\.json must list the files of a dataset"):
+        lines_of(both)
+    shutil.rmtree(train)
     with pytest.raises(ValueError, match=r"must hold all splits that .*; got none named train\."):
-        lines_of(tmp_path / "both")
+        lines_of(both)
 
 
 def test_a_table_of_examples_may_be_parquet_or_a_dataset_with_class_labels(tmp_path):
@@ -362,15 +359,9 @@ def test_the_same_records_come_of_every_format_with_any_number_of_workers(
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     records = set()
     for name, workers in ("a.parquet", 1), ("a.arrow", 2), ("saved", 2), ("a.jsonl", 3):
-        made = create_pretraining_data(
-            str(tmp_path / name),
-            str(tmp_path / f"out_{name}/a.tfrecord"),
-            small_text.vocab_file,
-            Settings(dupe_factor=1),
-            num_workers=workers,
-        )
-        assert made["null_rows"] == 1
-        records.add((tmp_path / f"out_{name}/a.tfrecord").read_bytes())
+        text, output = small_text._replace(path=str(tmp_path / name)), tmp_path / f"of_{name}/a"
+        assert text.build(output, dupe_factor=1, num_workers=workers)["null_rows"] == 1
+        records.add(output.read_bytes())
     assert len(records) == 1
 
 

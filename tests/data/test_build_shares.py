@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import build_shares, build_worker, corpus, record_builder
 from official_bert.data.instances import Settings
 from official_bert.system import locks
@@ -18,9 +17,11 @@ from official_bert.system import locks
 SETTINGS = Settings(max_seq_length=64, max_predictions_per_seq=10, dupe_factor=2)
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 5_000)
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK_BYTES", 5_000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +35,7 @@ def text(small_text, tmp_path_factory):
 
 def build(text, folder, part="", settings=SETTINGS, **options):
     options = {"num_shards": 3, "num_workers": 2, "input_format": "paragraphs"} | options
-    output = str(folder / "a.tfrecord")
-    return create_pretraining_data(
-        text.path, output, text.vocab_file, settings, build_part=part, **options
-    )
+    return text.build(folder / "a.tfrecord", settings, build_part=part, **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -47,9 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def expected(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_machine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "BLOCK_BYTES", 5_000)
-        build(text, folder)
+    build(text, folder)
     return contents(folder)
 
 
@@ -57,10 +53,8 @@ def expected(text, tmp_path_factory):
 def two_shares(text, tmp_path_factory):
     """A folder in which both shares of two are complete."""
     folder = tmp_path_factory.mktemp("two_shares")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "BLOCK_BYTES", 5_000)
-        for part in "0/2", "1/2":
-            build(text, folder, part)
+    for part in "0/2", "1/2":
+        build(text, folder, part)
     return folder
 
 
@@ -90,32 +84,20 @@ def test_the_parts_of_any_number_of_machines_give_the_bytes_of_one(text, tmp_pat
 
 
 @pytest.mark.parametrize("kind", [build_worker.Part, build_worker.Shard])
-def test_interrupted_after_any_step_it_ends_with_the_same_bytes(text, tmp_path, expected, kind):
-    ask = record_builder._ask
-
+def test_interrupted_after_any_step_it_ends_with_the_same_bytes(
+    text, tmp_path, expected, kind, stopped
+):
     for steps in itertools.count(step=2):
-        left = steps
-
-        def ask_until(worker, task):
-            nonlocal left
-            left -= isinstance(task, kind)
-            if left < 0:
-                raise KeyboardInterrupt
-            return ask(worker, task)
-
-        stopped = 0
+        interruptions = 0
         for part in "0/2", "1/2", "finish":
-            left = steps
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(record_builder, "_ask", ask_until)
-                try:
+            try:
+                with stopped(kind, steps):
                     build(text, tmp_path / str(steps), part, num_workers=1)
-                    continue
-                except KeyboardInterrupt:
-                    stopped += 1
-            build(text, tmp_path / str(steps), part)
+            except KeyboardInterrupt:
+                interruptions += 1
+                build(text, tmp_path / str(steps), part)
         assert contents(tmp_path / str(steps)) == expected
-        if not stopped:
+        if not interruptions:
             break
     assert steps > 1
 
@@ -133,17 +115,9 @@ def test_a_second_run_of_a_part_makes_only_what_is_missing(shares, text, expecte
 
 
 def test_a_shard_damaged_after_its_parts_were_removed_names_the_parts_to_run(
-    shares, text, expected, monkeypatch
+    shares, text, expected, stopped
 ):
-    ask = record_builder._ask
-
-    def stop_after_a_shard(worker, task):
-        if task.path.endswith("00002-of-00003"):
-            raise KeyboardInterrupt
-        return ask(worker, task)
-
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(record_builder, "_ask", stop_after_a_shard)
+    with pytest.raises(KeyboardInterrupt), stopped(build_worker.Shard, after=2):
         build(text, shares, "finish", num_workers=1)
     (shares / "a.tfrecord-00000-of-00003").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"missing or damaged in (0/2, 1/2|1/2, 0/2)"):
@@ -153,12 +127,11 @@ def test_a_shard_damaged_after_its_parts_were_removed_names_the_parts_to_run(
     assert contents(shares) == expected
 
 
-def test_finishing_names_the_parts_that_are_missing(text, tmp_path, monkeypatch):
+def test_finishing_names_the_parts_that_are_missing(text, tmp_path, stopped):
     with pytest.raises(ValueError, match=r"build_part must be finish only after all parts"):
         build(text, tmp_path, "finish")
     build(text, tmp_path, "1/4")
-    with monkeypatch.context() as patch, contextlib.suppress(ZeroDivisionError):
-        patch.setattr(record_builder, "_ask", lambda *_: 1 / 0)
+    with pytest.raises(KeyboardInterrupt), stopped(build_worker.Part):
         build(text, tmp_path, "3/4")
     with pytest.raises(ValueError, match="must find all 4 parts; got all but 0/4, 2/4, 3/4"):
         build(text, tmp_path, "finish")
@@ -290,16 +263,17 @@ def changed_in_place(text, tmp_path):
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_a_part_of_changed_text_after_a_finished_build_is_not_taken_for_done(
-    text, tmp_path, monkeypatch, is_whole
+    text, tmp_path, stopped, is_whole
 ):
     text, change = changed_in_place(text, tmp_path)
     for part in "0/2", "1/2", "finish":
         build(text, tmp_path / "a", part)
     change()
-    with monkeypatch.context() as patch, contextlib.suppress(ZeroDivisionError):
-        if not is_whole:
-            patch.setattr(record_builder, "_ask", lambda *_: 1 / 0)
+    if is_whole:
         build(text, tmp_path / "a", "0/2")
+    else:
+        with pytest.raises(KeyboardInterrupt), stopped(build_worker.Part):
+            build(text, tmp_path / "a", "0/2")
     missing = "1/2" if is_whole else "0/2, 1/2"
     with pytest.raises(
         ValueError, match=f"must find all 2 parts; got all but {missing}, not begun"

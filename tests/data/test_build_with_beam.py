@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from official_bert import build_with_beam
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import build_shares
-from official_bert.data.instances import Settings
 from official_bert.system import locks
 
 ROOT = Path(__file__).parents[2]
@@ -45,15 +43,7 @@ def test_several_processes_of_beam_make_the_records_of_one_machine(small_text, t
     theirs += ["--direct_running_mode=multi_processing"]
     done = pipeline(3, *ours, "--", *theirs)
     assert done.returncode == 0, done.stderr
-    settings = Settings(max_seq_length=64, dupe_factor=1)
-    create_pretraining_data(
-        small_text.path,
-        str(tmp_path / "one/a.tfrecord"),
-        small_text.vocab_file,
-        settings,
-        num_shards=2,
-        input_format="paragraphs",
-    )
+    small_text.build(tmp_path / "one/a.tfrecord", **FLAGS)
     names = sorted(os.listdir(tmp_path / "one"))
     assert sorted(os.listdir(tmp_path / "beam")) == names
     for name in names:

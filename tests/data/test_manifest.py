@@ -2,12 +2,12 @@
 
 import glob
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import manifest, record_builder
 from official_bert.data.build_worker import Shard
 from official_bert.data.instances import Settings
@@ -85,15 +85,8 @@ def test_a_manifest_that_lacks_something_is_called_damaged(change):
 @pytest.fixture
 def build(small_text, tmp_path):
     def build(num_shards=4, name="a.tfrecord", **options):
-        return create_pretraining_data(
-            small_text.path,
-            str(tmp_path / "out" / name),
-            small_text.vocab_file,
-            SETTINGS,
-            num_shards=num_shards,
-            num_workers=1,
-            **options,
-        )
+        output = tmp_path / "out" / name
+        return small_text.build(output, SETTINGS, num_shards=num_shards, **options)
 
     return build
 
@@ -114,32 +107,11 @@ def test_another_number_of_shards_leaves_no_old_one_beside_them(build, tmp_path,
     assert RecordFiles(f"{tmp_path}/out/a.tfrecord*").num_records == made["sequences"]
 
 
-class Interrupted(Exception):
-    """In place of a kill."""
-
-
-@pytest.fixture
-def interrupted(build, monkeypatch):
-    """A build that stops when it has finished two shards."""
-    work = record_builder.Workers.work
-
-    def some(self, tasks, make):
-        def once(ask, task):
-            if isinstance(task[-1], Shard) and task[0] == 2:
-                raise Interrupted
-            make(ask, task)
-
-        work(self, tasks, once)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(record_builder.Workers, "work", some)
-        with pytest.raises(Interrupted):
-            build(4)
-
-
 def test_shards_of_an_interrupted_build_are_not_read_and_go_when_another_number_is_built(
-    build, interrupted, tmp_path
+    build, tmp_path, stopped
 ):
+    with pytest.raises(KeyboardInterrupt), stopped(Shard, after=2):
+        build(4)
     assert shards(tmp_path) == numbered(4)[:2]
     with pytest.raises(ValueError, match=r"00000-of-00004 is part of an unfinished build"):
         RecordFiles(f"{tmp_path}/out/a.tfrecord*")
@@ -214,22 +186,13 @@ def test_a_shard_that_another_manifest_lists_is_not_built_over(build, tmp_path):
 @pytest.fixture(scope="module")
 def eight(small_text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("eight")
-    create_pretraining_data(
-        small_text.path,
-        str(folder / "a.tfrecord"),
-        small_text.vocab_file,
-        SETTINGS,
-        num_shards=8,
-        num_workers=1,
-    )
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    small_text.build(folder / "a.tfrecord", SETTINGS, num_shards=8)
+    return folder
 
 
 @pytest.fixture
 def folder(eight, tmp_path):
-    for name, content in eight.items():
-        (tmp_path / name).write_bytes(content)
-    return tmp_path
+    return shutil.copytree(eight, tmp_path / "copy")
 
 
 def test_a_reader_names_stale_files(folder):

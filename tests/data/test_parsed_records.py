@@ -140,37 +140,31 @@ def test_records_for_dynamic_masking_are_parsed_together_and_in_pieces():
         assert together.dtype == apart.dtype
 
 
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        (example(a=[1, 2]), "record 1: the feature 'document' must have one"),
-        (b"\x0a\xff", "record 1 must be a tf.train.Example"),
-        (b"\xff" * 12, "record 1 must be a tf.train.Example"),
-        (number(1, 7), "record 1 must be a tf.train.Example"),
-        (example(input_ids=[0.5], sentence_lengths=[1], document=[0]), "has the wrong type"),
-        (
-            example(input_ids=[5], sentence_lengths=[2], document=[0]),
-            "record 1 is damaged: its sente",
-        ),
-        (
-            example(input_ids=[5], sentence_lengths=[1], document=[0, 1]),
-            "record 1: the feature 'document' must",
-        ),
-        (
-            example(input_ids=[7], sentence_lengths=[1], document=[0]).replace(b"\x07", b"\xff"),
-            "record 1: the feature 'input_ids' is damaged",
-        ),
-        (
-            example(input_ids=[7] * 12, sentence_lengths=[12], document=[0]).replace(
-                b"\x07" * 12, b"\xff" * 11 + b"\x07"
-            ),
-            "record 1: the feature 'input_ids' has an integer longer than 64 bits",
-        ),
-    ],
-    # Ids of their own: the bytes differ from process to process.
-    ids=["none", "cut", "no field", "number", "type", "lengths", "documents", "damaged", "long"],
-)
-def test_a_damaged_record_is_named(record, message):
-    whole = example(input_ids=[5], sentence_lengths=[1], document=[0])
+def dynamic(ids=(5,), lengths=(1,), documents=(0,)):
+    return example(input_ids=ids, sentence_lengths=lengths, document=documents)
+
+
+DAMAGED = {  # ids of their own: the bytes differ from process to process
+    "none": (example(a=[1, 2]), "record 1: the feature 'document' must have one"),
+    "cut": (b"\x0a\xff", "record 1 must be a tf.train.Example"),
+    "no field": (b"\xff" * 12, "record 1 must be a tf.train.Example"),
+    "number": (number(1, 7), "record 1 must be a tf.train.Example"),
+    "type": (dynamic(ids=[0.5]), "has the wrong type"),
+    "lengths": (dynamic(lengths=[2]), "record 1 is damaged: its sente"),
+    "documents": (dynamic(documents=[0, 1]), "record 1: the feature 'document' must"),
+    "damaged": (
+        dynamic([7]).replace(b"\x07", b"\xff"),
+        "record 1: the feature 'input_ids' is damaged",
+    ),
+    "long": (
+        dynamic([7] * 12, [12]).replace(b"\x07" * 12, b"\xff" * 11 + b"\x07"),
+        "record 1: the feature 'input_ids' has an integer longer than 64 bits",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_record_is_named(kind):
+    record, message = DAMAGED[kind]
     with pytest.raises(ValueError, match=message):
-        DynamicParser(max_seq_length=128)([whole, record], "record {}".format)
+        DynamicParser(max_seq_length=128)([dynamic(), record], "record {}".format)

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import gzip
-import io
 import json
 import os
 import random
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import build_worker, corpus, record_builder
 from official_bert.data.instances import Settings
 
@@ -32,10 +30,7 @@ def small_blocks(monkeypatch):
 
 def build(small_text, folder, name="a.tfrecord", settings=SETTINGS, **options):
     options = {"num_shards": 3, "num_workers": 2, "input_format": "paragraphs"} | options
-    output = str(folder / name)
-    return create_pretraining_data(
-        small_text.path, output, small_text.vocab_file, settings, **options
-    )
+    return small_text.build(folder / name, settings, **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -139,15 +134,6 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(small_text, tmp_pa
     assert kills
 
 
-def test_a_second_run_makes_only_what_is_missing(small_text, tmp_path, monkeypatch):
-    build(small_text, tmp_path)
-    before = contents(tmp_path)
-    lines = []
-    build(small_text, tmp_path, report=lines.append)
-    assert "nothing to do" in lines[0]
-    assert contents(tmp_path) == before
-
-
 def test_what_a_kill_after_the_manifest_left_is_removed(small_text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(record_builder, "remove_parts", lambda *_: None)
@@ -169,22 +155,13 @@ def little_text(small_text, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def leftovers(little_text, tmp_path_factory) -> dict[int | None, Path]:
-    """The folders of builds that were interrupted after this many shards; None: of a whole one."""
-    folders, ask = {}, record_builder._ask
-    for shards in (0, 1, None):
-        folders[shards] = folder = tmp_path_factory.mktemp("leftovers")
-
-        def ask_until(worker, task, folder=folder, shards=shards):
-            is_shard = isinstance(task, build_worker.Shard)
-            if is_shard and len(list(folder.glob("a.building/shard-*.json"))) == shards:
-                raise KeyboardInterrupt
-            return ask(worker, task)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(corpus, "BLOCK_BYTES", 8_000)
-            patch.setattr(record_builder, "_ask", ask_until)
-            with contextlib.suppress(KeyboardInterrupt):
+def leftovers(little_text, tmp_path_factory, stopped) -> dict[int, Path]:
+    """The folders of builds that were interrupted after this many shards; 3: of a whole one."""
+    folders = {shards: tmp_path_factory.mktemp("leftovers") for shards in (0, 1, 3)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK_BYTES", 8_000)
+        for shards, folder in folders.items():
+            with contextlib.suppress(KeyboardInterrupt), stopped(build_worker.Shard, shards):
                 build(little_text, folder, num_workers=1)
     return folders
 
@@ -205,7 +182,7 @@ LEFTOVERS = [
     *((0, f"a.building/{name}") for name in (*PARTS, "part-000001.json", "build.json")),
     *((1, f"a.building/{name}") for name in (*AFTER_A_SHARD, "build.json")),
     (1, SHARDS.format(0)),
-    (None, SHARDS.format(1)),
+    (3, SHARDS.format(1)),
 ]
 
 
@@ -220,24 +197,15 @@ def test_a_damaged_leftover_is_made_again(
     path = folder / leftover
     DAMAGES[damage](path, path.read_bytes())
     build(little_text, folder)
-    assert contents(folder) == contents(leftovers[None])
+    assert contents(folder) == contents(leftovers[3])
 
 
-def test_only_the_damaged_part_is_made_again(leftovers, little_text, tmp_path, monkeypatch):
-    folder = tmp_path / "again"
-    shutil.copytree(leftovers[0], folder)
-    path = folder / "a.building/part-000001.records"
-    DAMAGES["flipped"](path, path.read_bytes())
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 8_000)
-    asked, ask = [], record_builder._ask
-    monkeypatch.setattr(record_builder, "_ask", lambda *_: asked.append(_[1]) or ask(*_))
-    build(little_text, folder)
-    assert [task.index for task in asked if isinstance(task, build_worker.Part)] == [1]
-
-
-def test_other_settings_and_changed_text_are_built_anew(small_text, tmp_path):
+def test_only_other_settings_are_built_anew(small_text, tmp_path):
     build(small_text, tmp_path)
-    first = contents(tmp_path)
+    first, lines = contents(tmp_path), []
+    build(small_text, tmp_path, report=lines.append)
+    assert "nothing to do" in lines[0]
+    assert contents(tmp_path) == first
     build(small_text, tmp_path, random_seed=1)
     second = contents(tmp_path)
     assert first.keys() == second.keys()
@@ -271,96 +239,64 @@ def test_a_worker_that_dies_is_reported_and_its_work_is_not_lost(
         build(small_text, tmp_path)
 
 
-def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(small_text, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("official_bert.data.record_builder.Builder._make_shards", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            build(small_text, tmp_path / "a", input_format="sentences")
+def test_parts_of_text_that_was_read_in_another_way_are_not_used_again(
+    small_text, tmp_path, stopped
+):
+    with pytest.raises(KeyboardInterrupt), stopped(build_worker.Shard):
+        build(small_text, tmp_path / "a", input_format="sentences")
     build(small_text, tmp_path / "a")
     build(small_text, tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_parts_of_documents_with_other_numbers_are_not_used_again(small_text, tmp_path):
-    lines = Path(small_text.path).read_text().splitlines(keepends=True)
-    text = tmp_path / "text.txt"
-    changed = small_text._replace(path=str(text))
-    text.write_text("".join(lines))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("official_bert.data.record_builder.Builder._make_shards", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            build(changed, tmp_path / "a", dynamic_masking=True)
+def split_a_document(text):
+    """The same lines in the same blocks, but documents of other numbers."""
+    lines = text.splitlines(keepends=True)
     at = next(n for n in range(1, len(lines)) if lines[n - 1].strip() and lines[n].strip())
-    text.write_text("".join([*lines[:at], "\n", *lines[at:]]))  # the same lines in the same blocks
-    build(changed, tmp_path / "a", dynamic_masking=True)
-    build(changed, tmp_path / "b", dynamic_masking=True)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    return "".join([*lines[:at], "\n", *lines[at:]])
 
 
-def test_a_text_changed_while_shards_were_made_starts_anew(small_text, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("after_shards", "change", "dynamic"),
+    [(0, split_a_document, True), (1, "A new first document.\n\n{}".format, False)],
+)
+def test_a_text_changed_after_its_parts_or_a_shard_were_made_is_built_anew(
+    small_text, tmp_path, stopped, after_shards, change, dynamic
+):
     text = tmp_path / "text.txt"
-    original = Path(small_text.path).read_text()
-    text.write_text(original)
-    changed = small_text._replace(path=str(text))
-    with monkeypatch.context() as patch:
-        work = record_builder.Workers.work
-
-        def stop_after_a_shard(self, tasks, make):
-            def once(call, task):
-                make(call, task)
-                if not isinstance(task, build_worker.Part):
-                    raise KeyboardInterrupt
-
-            work(self, tasks, once)
-
-        patch.setattr(record_builder.Workers, "work", stop_after_a_shard)
-        with pytest.raises(KeyboardInterrupt):
-            build(changed, tmp_path / "a", num_workers=1)
-    assert (tmp_path / "a/a.tfrecord-00000-of-00003").exists()
-    text.write_text("A new first document.\n\n" + original)
-    build(changed, tmp_path / "a")
-    build(changed, tmp_path / "b")
+    text.write_text(original := Path(small_text.path).read_text())
+    changed, options = small_text._replace(path=str(text)), {"dynamic_masking": dynamic}
+    with pytest.raises(KeyboardInterrupt), stopped(build_worker.Shard, after_shards):
+        build(changed, tmp_path / "a", num_workers=1, **options)
+    assert (tmp_path / "a/a.tfrecord-00000-of-00003").exists() == bool(after_shards)
+    text.write_text(change(original))
+    build(changed, tmp_path / "a", **options)
+    build(changed, tmp_path / "b", **options)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, monkeypatch):
+def test_shards_of_two_makes_never_lie_side_by_side(small_text, tmp_path, stopped):
     build(small_text, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(record_builder, "Shard", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            build(small_text, tmp_path, random_seed=1)
+    with pytest.raises(KeyboardInterrupt), stopped(build_worker.Shard):
+        build(small_text, tmp_path, random_seed=1)
     assert not list(tmp_path.glob("a.tfrecord*"))
     assert not (tmp_path / "a.manifest.json").exists()
 
 
-class Process:
-    """As `Popen`; it only counts how often it was killed."""
-
-    def __init__(self):
-        self.stdin = self.stdout = io.BytesIO()
-        self.kills = 0
-
-    def kill(self):
-        self.kills += 1
-
-    def wait(self):
-        return 0
-
-
 def test_a_worker_that_cannot_be_started_leaves_no_other_behind(worker_processes, monkeypatch):
-    started = []
+    started, start = [], subprocess.Popen
 
-    def start(*_, **__):
+    def start_one(*arguments, **options):
         if started:
             raise OSError("no memory")
-        started.append(Process())
+        started.append(start(*arguments, **options))
         return started[0]
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start_one)
     workers = record_builder.Workers("plan", 3, at_once=3)
     with pytest.raises(OSError, match="no memory"):
         workers.__enter__()
-    assert [process.kills for process in started] == [1]
+    assert started[0].returncode == -signal.SIGKILL
     with pytest.raises(RuntimeError, match="shutdown"):
         workers._threads.submit(print)
 
@@ -372,12 +308,11 @@ class Taken(list):
         return 1
 
 
-def test_two_threads_that_want_the_last_idle_worker_get_one_each(worker_processes, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Process())
-    monkeypatch.setattr(record_builder, "_ask", lambda process, task: task + 1)
+def test_two_threads_that_want_the_last_idle_worker_get_one_each(monkeypatch):
+    monkeypatch.setattr(record_builder.Workers, "_new", lambda _: "a new worker")
+    monkeypatch.setattr(record_builder, "_ask", lambda worker, task: (worker, task))
     made = []
     with record_builder.Workers("plan", 1) as workers:
         workers._idle = Taken()
         workers.work(iter([1, 2]), lambda ask, task: made.append(ask(task)))
-        assert len(workers._processes) == 1
-    assert made == [2, 3]
+    assert made == [("a new worker", 1), ("a new worker", 2)]

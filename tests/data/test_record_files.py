@@ -6,7 +6,6 @@ import json
 import pytest
 import tensorflow as tf
 
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data.instances import Settings
 from official_bert.data.record_files import RecordFiles
 
@@ -16,13 +15,10 @@ def made(small_text, tmp_path_factory):
     """Folders with the same records: plain, in GZIP."""
     folder = tmp_path_factory.mktemp("records")
     for name in ("plain", "gzip"):
-        create_pretraining_data(
-            small_text.path,
-            str(folder / name / "a.tfrecord"),
-            small_text.vocab_file,
+        small_text.build(
+            folder / name / "a.tfrecord",
             Settings(max_seq_length=32, max_predictions_per_seq=5, dupe_factor=1),
             num_shards=2,
-            num_workers=1,
             input_format="paragraphs",
             gzip_compress=name == "gzip",
         )
@@ -110,15 +106,3 @@ def test_a_manifest_of_something_else_is_refused(made, tmp_path):
     (tmp_path / "a.manifest.json").write_text(json.dumps({"format": "pre-training records 99"}))
     with pytest.raises(ValueError, match=r"a\.manifest\.json must be a manifest of the format"):
         RecordFiles([pattern])
-
-
-def test_files_that_do_not_belong_together_are_refused(made, small_text, tmp_path):
-    create_pretraining_data(
-        small_text.path,
-        str(tmp_path / "d.tfrecord"),
-        small_text.vocab_file,
-        dynamic_masking=True,
-        num_workers=1,
-    )
-    with pytest.raises(ValueError, match=r"must be made with the same settings; .*'masking'"):
-        RecordFiles([f"{made}/plain/a*", f"{tmp_path}/d*"])

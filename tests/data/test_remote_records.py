@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from official_bert.create_pretraining_data import create_pretraining_data
-from official_bert.data import build_worker, corpus, input_pipeline, record_builder
+from official_bert.data import build_worker, corpus, input_pipeline
 from official_bert.data.instances import Settings
 from official_bert.learn_vocabulary import learn_vocabulary
 from official_bert.system import locks
@@ -46,9 +45,7 @@ def store(words, tmp_path):
 
 def build(small_text, texts, folder, **options):
     options = {"num_shards": 3, "num_workers": 2, "input_format": "paragraphs"} | options
-    return create_pretraining_data(
-        str(texts), f"{folder}/a.tfrecord", small_text.vocab_file, SETTINGS, **options
-    )
+    return small_text._replace(path=str(texts)).build(f"{folder}/a.tfrecord", SETTINGS, **options)
 
 
 def contents(folder):
@@ -94,24 +91,12 @@ def test_a_store_has_the_records_of_this_machine(small_text, store, expected, tm
 
 
 def test_interrupted_after_any_step_a_build_in_a_store_ends_the_same(
-    small_text, store, expected, monkeypatch
+    small_text, store, expected, stopped
 ):
-    ask = record_builder._ask
     for kind, steps in (build_worker.Part, 2), (build_worker.Shard, 0), (build_worker.Shard, 1):
-        left = steps
-
-        def ask_until(worker, task, kind=kind):
-            nonlocal left
-            left -= isinstance(task, kind)
-            if left < 0:
-                raise KeyboardInterrupt
-            return ask(worker, task)
-
         folder = store / f"{kind.__name__}{steps}"
-        with monkeypatch.context() as patch:
-            patch.setattr(record_builder, "_ask", ask_until)
-            with pytest.raises(KeyboardInterrupt):
-                build(small_text, f"{store}/texts", folder, num_workers=1)
+        with pytest.raises(KeyboardInterrupt), stopped(kind, steps):
+            build(small_text, f"{store}/texts", folder, num_workers=1)
         assert not (folder / "a.manifest.json").exists()
         with pytest.raises(ValueError, match="unfinished build|must match a file"):
             input_pipeline.Batches([f"{folder}/a.tfrecord-*"], 4, 64, 10, seed=1)
@@ -151,15 +136,13 @@ def test_a_vocabulary_is_learned_from_a_store(store, expected, tmp_path):
 )
 def test_addresses_that_cannot_be_used_are_refused(small_text, store, texts, records, message):
     with pytest.raises(ValueError, match=message):
-        create_pretraining_data(
-            f"{store}/{texts}", f"{store}/{records}", small_text.vocab_file, SETTINGS
-        )
+        small_text._replace(path=f"{store}/{texts}").build(f"{store}/{records}", SETTINGS)
 
 
 @pytest.mark.parametrize("address", ["gs://", "gs:/b/a", "gs://b", "gs://b/"])
 def test_an_output_without_a_file_in_a_bucket_is_refused(small_text, address):
     with pytest.raises(ValueError, match="^output_file must"):
-        create_pretraining_data(small_text.path, address, small_text.vocab_file, SETTINGS)
+        small_text.build(address, SETTINGS)
 
 
 def test_a_store_that_tensorflow_lacks_names_the_package():

@@ -24,6 +24,11 @@ class SmallText(NamedTuple):
     path: str
     vocab_file: str
 
+    def build(self, output: str | Path, settings: Settings | None = None, **options) -> dict:
+        """Makes records of it, by one worker if nothing else is said; their summary."""
+        options = {"num_workers": 1} | options
+        return create_pretraining_data(self.path, str(output), self.vocab_file, settings, **options)
+
 
 def topics(count: int) -> list[list[str]]:
     """Documents, each a list of paragraphs."""
