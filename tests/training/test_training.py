@@ -90,6 +90,9 @@ def test_checkpoints_have_the_names_of_the_official_ones(small_corpus, whole):
     prefix = tf.train.latest_checkpoint(whole)
     assert prefix == str(whole / "ctl_step_12.ckpt-3")
     reader = tf.train.load_checkpoint(prefix)
+    names = reader.get_variable_to_shape_map()
+    ours = {name for name in names if name.startswith("optimizer/")}
+    assert ours == {"optimizer/iterations", "optimizer/skipped_updates"}
     assert reader.get_tensor("global_step") == 12
     for name in ("", "/adam_m", "/adam_v"):
         assert reader.get_tensor(f"bert/embeddings/word_embeddings{name}").shape == (
@@ -115,28 +118,19 @@ def test_how_steps_are_cut_into_calls_does_not_matter(small_corpus, whole, tmp_p
     assert log_lines(whole) == log_lines(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def of_one(small_corpus, tmp_path_factory):
-    """A run with dropout, and its weights at the end on one device."""
-    assert small_corpus.config.hidden_dropout_prob > 0
-    run, folder = make_run(small_corpus, [SHORT]), tmp_path_factory.mktemp("one")
-    train(run, folder)
-    return run, weights(folder)
-
-
-def weights(model_dir):
-    return {k: v for k, v in final_tensors(model_dir).items() if "/adam_" not in k}
-
-
 @pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (1, 4)])
 def test_replicas_and_micro_batches_give_the_weights_of_one_large_batch(
-    of_one, tmp_path, replicas, accumulation
+    small_corpus, whole, tmp_path, replicas, accumulation
 ):
     """With dropout, which follows from a row's place in the global batch; to round-off."""
-    run, of_whole_batch = of_one
-    divided = dataclasses.replace(run, gradient_accumulation_steps=accumulation)
-    train(divided, tmp_path, strategy=two_replicas() if replicas == 2 else None)
-    assert_same(of_whole_batch, weights(tmp_path), rtol=1e-4, atol=1e-5)
+    assert small_corpus.config.hidden_dropout_prob > 0
+    run = make_run(small_corpus, [SHORT], gradient_accumulation_steps=accumulation)
+    train(run, tmp_path, strategy=two_replicas() if replicas == 2 else None)
+    found, wanted = (
+        {name: v for name, v in store.at(SHORT.steps).tensors().items() if "/adam_" not in name}
+        for store in map(checkpoints.CheckpointStore, (tmp_path, whole))
+    )
+    assert_same(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
@@ -181,7 +175,7 @@ def test_longer_sequences_begin_with_the_positions_of_the_shorter_ones(
     said = capsys.readouterr().out
     assert said.count("positions 32 to 63 start with those of 0 to 31 added") == 1
 
-    for step in (8, 10, 12) if kind == "lamb" else (8,):  # at the boundary, and after it
+    for step in (8, 10) if kind == "lamb" else (8,):  # at the boundary, and after it
         again = tmp_path / f"resumed_{step}"
         shutil.copytree(tmp_path / "whole", again)
         forget_after(again, step)
@@ -217,18 +211,6 @@ def test_repeated_positions_without_effect_are_warned_of(small_corpus):
         assert line.startswith(f"new_positions of stage {stage} has no effect"), line
         assert f"have trained {trained} positions" in line
     assert len(said) == 3
-
-
-def test_the_directory_of_another_run_is_refused_with_the_differences(small_corpus, whole):
-    other = make_run(small_corpus, [dataclasses.replace(SHORT, learning_rate=1.0), LONG])
-    with pytest.raises(ValueError, match=r"stages\[0\].learning_rate was 0.005 and is 1.0"):
-        begin(other, whole)
-
-
-def test_foreign_checkpoints_are_refused(small_corpus, tmp_path):
-    checkpoints.write_bundle(tmp_path / "model.ckpt-5", {"x": np.ones(3)})
-    with pytest.raises(ValueError, match=r"must hold the run\.json of its checkpoints"):
-        begin(make_run(small_corpus), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -286,46 +268,28 @@ def test_a_disk_without_room_for_what_is_kept_is_refused(
     assert not refused(1.02 * one, copy_of_whole)
 
 
-def test_weights_carry_over_through_init_checkpoint(small_corpus, whole, tmp_path, capsys):
-    prefix = str(whole / "pretrained" / "bert_model.ckpt-1")
-    run = make_run(small_corpus, [LONG], init_checkpoint=prefix)
-    started = begin(run, tmp_path)
-    wanted = final_tensors(whole)
-    for variable in started.model.weights:
-        np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
-    count = len(started.model.weights)
-    assert f"carried {count} of {count}" in capsys.readouterr().out
-
-
-def test_a_run_starts_from_the_folder_of_another_dialect_and_from_moments(
+def test_a_run_starts_from_weights_of_any_dialect_and_from_moments(
     small_corpus, whole, tmp_path, capsys
 ):
-    prefix = whole / "pretrained" / "bert_model.ckpt-1"
-    convert_checkpoint.convert(
-        prefix,
-        tmp_path / "hf",
-        "huggingface",
-        bert_config_file=whole / "bert_config.json",
-        vocab_file=small_corpus.vocab_file,
-    )
-    run = make_run(small_corpus, [LONG], init_checkpoint=str(tmp_path / "hf"))
-    started = begin(run, tmp_path / "a")
-    wanted = final_tensors(whole)
-    for variable in started.model.weights:
-        np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
-    assert "(Hugging Face): weights: carried" in capsys.readouterr().out
+    prefix, wanted = whole / "pretrained" / "bert_model.ckpt-1", final_tensors(whole)
+    files = {
+        "bert_config_file": whole / "bert_config.json",
+        "vocab_file": small_corpus.vocab_file,
+    }
+    convert_checkpoint.convert(prefix, tmp_path / "hf", "huggingface", **files)
+    for start, dialect in ((prefix, ""), (tmp_path / "hf", "(Hugging Face): ")):
+        run = make_run(small_corpus, [LONG], init_checkpoint=str(start))
+        started = begin(run, tmp_path / f"from_{start.name}")
+        for variable in started.model.weights:
+            np.testing.assert_array_equal(variable.numpy(), wanted[variable.path])
+        count = len(started.model.weights)
+        assert f"{dialect}weights: carried {count} of {count}" in capsys.readouterr().out
     moments = dataclasses.replace(run, init_moments=True)
     with pytest.raises(
         ValueError, match=r"--init_checkpoint must have .*; got .* without the moments \("
     ):
         begin(moments, tmp_path / "b")
-    convert_checkpoint.convert(
-        whole,
-        tmp_path / "tf1",
-        "tf1",
-        bert_config_file=whole / "bert_config.json",
-        vocab_file=small_corpus.vocab_file,
-    )
+    convert_checkpoint.convert(whole, tmp_path / "tf1", "tf1", **files)
     for folder in whole, tmp_path / "tf1":
         moments = dataclasses.replace(moments, init_checkpoint=str(folder))
         started = begin(moments, tmp_path / f"from_{folder.name}")
@@ -387,27 +351,17 @@ def test_lars_learns_and_saves_its_momentum_which_another_run_takes_over(
         begin(lambs, tmp_path / "third")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_low_precision_trains_with_float32_weights(small_corpus, tmp_path, dtype):
-    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=30)], dtype=dtype)
+def assert_learned_with_float32_weights(model_dir):
+    losses = [line["masked_lm_loss"] for line in log_lines(model_dir)]
+    assert losses[-1] < next(filter(None, losses))
+    dtypes = {str(value.dtype) for value in final_tensors(model_dir).values()}
+    assert dtypes <= {"float32", "int64", "int32"}
+
+
+def test_bfloat16_trains_with_float32_weights(small_corpus, tmp_path):
+    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=30)], dtype="bf16")
     train(run, tmp_path)
-    lines = log_lines(tmp_path)
-    assert lines[-1]["masked_lm_loss"] < lines[0]["masked_lm_loss"]
-    assert all(v.dtype in ("float32", "int64", "int32") for v in final_tensors(tmp_path).values())
-
-
-def test_the_loss_scale_halves_at_an_overflow_and_the_update_is_skipped(
-    small_corpus, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
-    run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
-    train(run, tmp_path, dataclasses.replace(QUIET, max_skipped_updates=100))
-    tensors = final_tensors(tmp_path)
-    skipped = tensors["optimizer/skipped_updates"]
-    assert 5 < skipped < 40
-    assert tensors["optimizer/iterations"] == 40 - skipped
-    assert log_lines(tmp_path)[-1]["loss_scale"] == 2.0 ** (40 - skipped)
+    assert_learned_with_float32_weights(tmp_path)
 
 
 def test_a_run_that_cannot_go_on_says_where_and_keeps_its_last_checkpoint(small_corpus, tmp_path):
@@ -418,7 +372,7 @@ def test_a_run_that_cannot_go_on_says_where_and_keeps_its_last_checkpoint(small_
     assert checkpoints.CheckpointStore(tmp_path).latest() is not None
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (2, 2)])
 def test_the_row_whose_loss_is_not_finite_is_named(
     small_corpus, tmp_path, monkeypatch, replicas, accumulation
 ):
@@ -477,13 +431,20 @@ def test_the_loss_scale_of_a_skipped_step_is_known_after_it(small_corpus):
     assert loop_state.loss_scale_before_skip(fixed, 64.0) == 64.0
 
 
-def test_a_window_of_skipped_updates_alone_has_null_in_the_log_and_a_count_in_the_line(
+def test_the_loss_scale_halves_at_an_overflow_and_the_log_tells_of_the_skipped_updates(
     small_corpus, tmp_path, monkeypatch, capsys
 ):
+    """A window of such updates alone has null in the log, and a count in the line."""
     monkeypatch.setattr(loop_state, "FIRST_LOSS_SCALE", 2.0**40)
     monkeypatch.setattr(loop_state, "MAX_LOSS_SCALE", 2.0**40)
     run = make_run(small_corpus, [dataclasses.replace(SHORT, steps=40)], dtype="fp16")
     train(run, tmp_path, LoopOptions(log_steps=2, max_skipped_updates=100, tensorboard=True))
+    tensors = final_tensors(tmp_path)
+    total = tensors["optimizer/skipped_updates"]
+    assert 5 < total < 40
+    assert tensors["optimizer/iterations"] == 40 - total
+    assert log_lines(tmp_path)[-1]["loss_scale"] == 2.0 ** (40 - total)
+    assert_learned_with_float32_weights(tmp_path)
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
@@ -502,41 +463,32 @@ def test_a_window_of_skipped_updates_alone_has_null_in_the_log_and_a_count_in_th
     assert len(plots.plot_log(tmp_path / "train_log.jsonl", tmp_path / "plots")) == 4
 
 
-def test_held_out_records_are_parsed_once_however_often_they_are_evaluated(
+def test_each_evaluation_reads_every_held_out_batch_once_of_records_that_are_parsed_once(
     small_corpus, tmp_path, monkeypatch
 ):
-    parsed = []
-    read = parsed_records.read
+    parsed, steps = [], []
+    read, get_item = parsed_records.read, input_pipeline.Batches.__getitem__
 
     def counted(files, parse, runs):
         names = (files.name(files.first_of(run.block)) for run in runs)
         parsed.extend(name.split("/")[-1].split(",")[0] for name in names)
         return read(files, parse, runs)
 
+    def counted_batch(self, step):
+        if not self._plan.shuffle:
+            steps.append(step)
+        return get_item(self, step)
+
     monkeypatch.setattr(parsed_records, "read", counted)
     options = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=2)
-    train(make_run(small_corpus, [SHORT]), tmp_path, options)
+    begun = begin(make_run(small_corpus, [SHORT]), tmp_path, options)
+    monkeypatch.setattr(input_pipeline.Batches, "__getitem__", counted_batch)
+    begun.train()
     lines = [line for line in log_lines(tmp_path) if line["kind"] == "eval"]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     blocks = RecordFiles(small_corpus.held_out.format(max_seq_length=32)).blocks
     assert parsed.count("held_out_32.tfrecord") == len(blocks)
-
-
-def test_an_evaluation_reads_every_held_out_batch_once(small_corpus, tmp_path, monkeypatch):
-    steps = []
-    read = input_pipeline.Batches.__getitem__
-
-    def counted(self, step):
-        if not self._plan.shuffle:
-            steps.append(step)
-        return read(self, step)
-
-    options = dataclasses.replace(QUIET, eval_files=(small_corpus.held_out,), eval_steps=4)
-    begun = begin(make_run(small_corpus, [SHORT]), tmp_path, options)
-    monkeypatch.setattr(input_pipeline.Batches, "__getitem__", counted)
-    begun.train()
-    batches = begun._records.held_out(SHORT)
-    assert steps == [*range(batches.num_batches)] * 2
+    assert steps == [*range(begun._records.held_out(SHORT).num_batches)] * 4
 
 
 def test_the_most_frequent_token_is_that_of_all_held_out_labels(small_corpus, tmp_path):
