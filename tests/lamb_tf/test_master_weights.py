@@ -89,20 +89,6 @@ def test_constraints_act_on_the_master_copy_and_telemetry_gives_the_norms_of_the
         assert one == pytest.approx(two, rel=1e-5)
 
 
-@pytest.mark.parametrize("keeps_master", [True, False])
-def test_a_non_finite_update_changes_no_bit_of_a_narrow_variable(keeps_master):
-    weights, gradients = steps.weights_and_gradients(steps=3)
-    gradients[1][1] = gradients[1][1] * np.float32(np.nan)
-    runs = []
-    for chosen in (gradients[:1], gradients[:2]):
-        variables = steps.make_variables(weights, "bfloat16")
-        optimizer = lamb_tf.LAMB(1e-3, master_weights=keeps_master)
-        steps.take_steps(optimizer, variables, chosen)
-        state = [v for v in optimizer.variables if v is not optimizer.skipped_updates]
-        runs.append(steps.values(variables + state))
-    steps.assert_equal(*runs)
-
-
 def test_what_is_assigned_to_a_variable_takes_the_place_of_its_master_copy_there():
     weights, gradients = steps.weights_and_gradients(steps=40)
     variables = steps.make_variables(weights, "bfloat16")
@@ -218,16 +204,6 @@ def test_averages_of_narrow_variables_are_not_swapped_but_written_into_a_bare_va
     optimizer.finalize_variable_values([variable])
     found = variable.numpy().astype("float32")
     np.testing.assert_array_equal(found, rounded([0.9] * 3, "bfloat16"))
-
-
-def test_weights_set_between_two_fits_are_those_that_training_goes_on_from():
-    model, other = narrow_model(), narrow_model()
-    fit(model, 2)
-    weights = [w + 1 for w in other.get_weights()]
-    model.set_weights(weights)
-    model.optimizer.learning_rate = 1e-30
-    for trained, given in zip(fit(model, 1), weights):
-        np.testing.assert_array_equal(trained, np.array(given, np.float64))
 
 
 # Stochastic rounding.

@@ -12,7 +12,6 @@ import types
 import warnings
 
 import keras
-import numpy as np
 import peers
 import pytest
 import steps
@@ -23,7 +22,6 @@ from lamb_tf import _selection
 # Keras 3.15 asks NumPy for the arrays it saves in a way that NumPy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NOT_LOADED = pytest.mark.filterwarnings("ignore:The state of optimizer:UserWarning")
-X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 
 @keras.saving.register_keras_serializable(package="test_selection")
@@ -32,7 +30,7 @@ def is_bias(variable):
 
 
 def small_model(exclusions, **arguments):
-    """Two layers, of which the first alone has a bias."""
+    """Two layers, of which the first alone has a bias; the optimizer is not built."""
     layers = [keras.layers.Dense(4), keras.layers.Dense(2, use_bias=False)]
     model = keras.Sequential([keras.Input((3,)), *layers])
     optimizer = lamb_tf.LAMB(0.1, exclude_from_weight_decay=exclusions, **arguments)
@@ -40,23 +38,15 @@ def small_model(exclusions, **arguments):
     return model
 
 
-def fit(model):
-    model.fit(X, X[:, :2], verbose=0)
-
-
-def table(optimizer):
-    """{path of a variable: (whether it is decayed, whether it is adapted)}"""
-    lines = []
-    optimizer.summary(print_fn=lines.append)
-    rows = [line.split() for line in lines[0].splitlines()[1:]]
-    return {row[0]: (row[2] == "yes", row[3] == "yes") for row in rows}
+def build(model):
+    model.optimizer.build(model.trainable_variables)
 
 
 def not_decayed(model):
     """The names of the variables that the optimizer does not decay."""
-    model.optimizer.build(model.trainable_variables)
-    rows = table(model.optimizer).items()
-    return [path.split("/")[-1] for path, (decayed, _) in rows if not decayed]
+    build(model)
+    rows = steps.summary(model.optimizer).items()
+    return [path.split("/")[-1] for path, (decayed, _) in rows if decayed == "-"]
 
 
 def through_a_file(model, path):
@@ -85,7 +75,7 @@ EXCLUSIONS = {
 @pytest.mark.parametrize("kind", EXCLUSIONS)
 def test_a_model_is_loaded_though_what_was_excluded_is_frozen(tmp_path, kind, frozen):
     model = small_model([EXCLUSIONS[kind]])
-    fit(model)
+    build(model)
     (model if frozen == "the model" else model.layers[0]).trainable = False
     with pytest.warns(UserWarning, match="was not loaded"):
         again = through_a_file(model, tmp_path)
@@ -95,7 +85,7 @@ def test_a_model_is_loaded_though_what_was_excluded_is_frozen(tmp_path, kind, fr
 
 def test_of_fewer_variables_those_that_were_excluded_by_predicate_still_are(tmp_path, monkeypatch):
     model = small_model([lambda v: "kernel" in v.path])
-    fit(model)
+    build(model)
     assert not_decayed(model) == ["kernel", "kernel"]
     model.layers[0].trainable = False
     model.save(tmp_path / "model.keras")
@@ -117,11 +107,9 @@ def test_a_record_goes_by_the_paths_where_as_many_other_variables_are_trained():
     assert named("a/kernel", "b/kernel", "c/kernel") == [False, True, False]
 
 
-def test_a_fresh_optimizer_with_a_pattern_that_names_no_variable_is_an_error_still():
-    with pytest.raises(ValueError, match="`exclude_from_weight_decay` must match a variable"):
-        fit(small_model(["biass"]))
+def test_without_variables_there_is_nothing_to_exclude():
     optimizer = lamb_tf.LAMB(exclude_from_weight_decay=["bias"])
-    optimizer.build([])  # no variables: nothing to exclude
+    optimizer.build([])
     optimizer.apply([], [])
 
 
@@ -188,7 +176,7 @@ def test_a_variable_and_what_python_cannot_refer_to_weakly_are_saved_by_paths(bu
     again = lamb_tf.LAMB.from_config(config)
     again.build(steps.make_variables(steps.weights_and_gradients()[0]))
     optimizer.build(variables)
-    assert table(again) == table(optimizer)
+    assert steps.summary(again) == steps.summary(optimizer)
     assert not {id(v) for v in variables} & {id(v) for v in optimizer.variables}  # no state of it
 
 
@@ -198,7 +186,7 @@ def test_a_variable_and_what_python_cannot_refer_to_weakly_are_saved_by_paths(bu
 @pytest.mark.parametrize("kind", EXCLUSIONS)
 def test_a_built_optimizer_is_saved_in_terms_of_json_and_needs_no_predicate(kind, monkeypatch):
     model = small_model([EXCLUSIONS[kind]])
-    fit(model)
+    build(model)
     config = json.loads(json.dumps(model.optimizer.get_config()))
     forget(monkeypatch)
     again = small_model(None)
@@ -209,7 +197,7 @@ def test_a_built_optimizer_is_saved_in_terms_of_json_and_needs_no_predicate(kind
 
 def test_a_clone_for_another_model_asks_the_predicate_again():
     model = small_model([lambda v: is_bias(v)])
-    fit(model)
+    build(model)
     config = model.optimizer.get_config()
     assert config == model.optimizer.get_config()
     optimizer = lamb_tf.LAMB.from_config(config)
@@ -442,5 +430,5 @@ def test_biases_and_norms_are_not_adapted_either():
         exclude_from_weight_decay=[], exclude_from_layer_adaptation=lamb_tf.biases_and_norms
     )
     optimizer.build(with_norms().trainable_variables)
-    rows = table(optimizer).items()
-    assert all(adapted == path.endswith("kernel") for path, (_, adapted) in rows)
+    rows = steps.summary(optimizer).items()
+    assert all((adapted == "yes") == path.endswith("kernel") for path, (_, adapted) in rows)

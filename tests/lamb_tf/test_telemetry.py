@@ -22,6 +22,16 @@ def recorded(steps_taken=1, **arguments):
     return optimizer, weights, gradients
 
 
+def fitted(*logs, examples=32, units=(1,), batch_size=8, epochs=1, **compiling):
+    """A model after a `fit` with each of the logs; None stands for none."""
+    model = keras.Sequential([keras.layers.Dense(n) for n in units])
+    model.compile(lamb_tf.LAMB(0.01), loss="mse", **compiling)
+    x, y = np.random.default_rng(0).normal(size=(2, examples, 3))
+    for log in logs:
+        model.fit(x, y[:, :1], batch_size, epochs, verbose=0, callbacks=[log] if log else [])
+    return model
+
+
 def lines(folder):
     return [json.loads(line) for line in (folder / "telemetry.jsonl").read_text().splitlines()]
 
@@ -65,16 +75,13 @@ def test_a_skipped_update_leaves_the_figures_and_shows_in_the_norm():
     assert not np.isfinite(telemetry.gradient_norm(optimizer))
 
 
-def test_recording_changes_no_weights_and_is_not_saved(tmp_path):
-    weights, gradients = steps.weights_and_gradients(steps=3)
-    recording, plain = lamb_tf.LAMB(0.1), lamb_tf.LAMB(0.1)
-    telemetry.record(recording)
-    steps.assert_close(
-        steps.train(recording, weights, gradients),
-        steps.train(plain, weights, gradients),
-        rtol=1e-6,
-        atol=1e-7,
-    )
+@pytest.mark.parametrize("noise_scale", [False, True])
+def test_recording_changes_no_weights_and_is_not_saved(noise_scale):
+    weights, gradients = steps.weights_and_gradients(steps=4)
+    recording, plain = (lamb_tf.LAMB(0.1, gradient_accumulation_steps=2) for _ in range(2))
+    telemetry.record(recording, noise_scale=noise_scale)
+    trained = [steps.train(optimizer, weights, gradients) for optimizer in (recording, plain)]
+    steps.assert_close(*trained, rtol=1e-6, atol=1e-7)
     saved = [{}, {}]
     recording.save_own_variables(saved[0])
     plain.save_own_variables(saved[1])
@@ -103,11 +110,7 @@ def test_it_reads_through_a_loss_scale_optimizer_and_refuses_others():
 
 
 def test_the_callback_writes_lines_and_events_that_can_be_plotted(tmp_path):
-    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
-    model.compile(lamb_tf.LAMB(0.01), loss="mse")
-    x, y = np.random.default_rng(0).normal(size=(2, 32, 3))
-    log = telemetry.Log(tmp_path, every=2)
-    model.fit(x, y[:, :1], batch_size=4, verbose=0, callbacks=[log])
+    model = fitted(telemetry.Log(tmp_path, every=2), units=(4, 1), batch_size=4)
     rows = lines(tmp_path)
     assert [row["step"] for row in rows] == [2, 4, 6, 8]
     assert len(rows[0]["layers"]) == 4
@@ -141,12 +144,8 @@ def test_the_callback_writes_lines_and_events_that_can_be_plotted(tmp_path):
 
 @pytest.mark.parametrize("logs_from_the_start", [True, False])
 def test_the_callback_works_in_a_second_fit(tmp_path, logs_from_the_start):
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(lamb_tf.LAMB(0.01), loss="mse")
-    x, y = np.random.default_rng(0).normal(size=(2, 32, 3))
     log = telemetry.Log(tmp_path, every=2)
-    for callbacks in [[log] if logs_from_the_start else [], [log]]:
-        model.fit(x, y[:, :1], batch_size=8, verbose=0, callbacks=callbacks)
+    model = fitted(log if logs_from_the_start else None, log)
     rows = lines(tmp_path)
     assert [row["step"] for row in rows] == ([2, 4, 6, 8] if logs_from_the_start else [6, 8])
     assert all(row["gradient_norm"] > 0 for row in rows)
@@ -164,11 +163,8 @@ def test_the_callback_works_in_a_second_fit(tmp_path, logs_from_the_start):
 def test_the_callback_counts_batches_where_a_call_runs_four(
     tmp_path, examples, every, epochs, expected
 ):
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile(lamb_tf.LAMB(0.01), loss="mse", steps_per_execution=4)
-    x, y = np.random.default_rng(0).normal(size=(2, examples, 3))
     log = telemetry.Log(tmp_path, every=every)
-    model.fit(x, y[:, :1], batch_size=4, epochs=epochs, verbose=0, callbacks=[log])
+    fitted(log, examples=examples, batch_size=4, epochs=epochs, steps_per_execution=4)
     assert [row["step"] for row in lines(tmp_path)] == expected
 
 
