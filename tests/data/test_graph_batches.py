@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data import dynamic_masking, graph_ops
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
@@ -22,18 +21,12 @@ def made(small_text, tmp_path_factory):
     """Static and dynamic records, some thousands of each, and some that are compressed."""
     folder = tmp_path_factory.mktemp("records")
     for name in ("static", "dynamic", "packed", "full"):
-        create_pretraining_data(
-            small_text.path,
-            str(folder / f"{name}.tfrecord"),
-            small_text.vocab_file,
-            Settings(
-                LENGTH,
-                PREDICTIONS,
-                dupe_factor=2 if name == "static" else 1,
-                row_filling="full" if name == "full" else "documents",
-            ),
+        small_text.build(
+            folder / f"{name}.tfrecord",
+            Settings(LENGTH, PREDICTIONS),
+            dupe_factor=2 if name == "static" else 1,
+            row_filling="full" if name == "full" else "documents",
             num_shards=2,
-            num_workers=1,
             input_format="paragraphs",
             dynamic_masking=name in ("dynamic", "full"),
             gzip_compress=name == "packed",

@@ -44,13 +44,9 @@ def test_the_60_records_of_the_original_script_are_reproduced_exactly(tmp_path):
         random_seed=12345,
         one_random_stream=True,
     )
-    ours, theirs = (
-        [
-            tf.train.Example.FromString(r)
-            for r in tf.data.TFRecordDataset(str(p)).as_numpy_iterator()
-        ]
-        for p in (made, SAMPLE / "tf_examples.tfrecord")
-    )
+    paths = made, SAMPLE / "tf_examples.tfrecord"
+    records = (tf.data.TFRecordDataset(str(path)).as_numpy_iterator() for path in paths)
+    ours, theirs = ([*map(tf.train.Example.FromString, found)] for found in records)
     assert len(ours) == len(theirs) == 60
     assert ours == theirs
 
@@ -81,15 +77,9 @@ def test_one_random_stream_gives_the_instances_of_the_algorithm_written_out(
     settings = Settings(max_seq_length=length, max_predictions_per_seq=6, dupe_factor=3)
     made = str(tmp_path / "made.tfrecord")
     vocabulary = tokenization.read_vocabulary(small_text.vocab_file)
-    command.create_pretraining_data(
-        str(tmp_path / "text.txt"),
-        made,
-        small_text.vocab_file,
-        settings,
-        random_seed=7,
-        one_random_stream=True,
-        allow_dropped_text=True,
-    )
+    text = small_text._replace(path=str(tmp_path / "text.txt"))
+    options = {"one_random_stream": True, "allow_dropped_text": True}
+    text.build(made, settings, random_seed=7, **options)
     expected = google_reference.instances(lines, vocabulary, 7, 3, length, 6)
     assert len(expected) > 100
     assert google_reference.of_records(made, vocabulary) == expected

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -123,20 +121,3 @@ def test_what_cannot_be_used_is_refused(small_text, tmp_path):
         learn_vocabulary(small_text.path, str(tmp_path / "v.txt"), min_frequency=0)
     with pytest.raises(ValueError, match="vocab_size must be at least 50; got 7"):
         learn_vocabulary(small_text.path, str(tmp_path / "v.txt"), vocab_size=7)
-
-
-def test_the_command_ends_with_one_clear_line():
-    made = subprocess.run(
-        [
-            *(sys.executable, "-m", "official_bert.learn_vocabulary"),
-            *("--input_file=nowhere.txt", "--vocab_file=v.txt"),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert made.returncode == 2
-    assert made.stderr.startswith(
-        "learn_vocabulary: error: input_file must match at least one file; got 'nowhere.txt'"
-    )
-    assert made.stderr.count("\n") == 1
