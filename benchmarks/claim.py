@@ -113,12 +113,9 @@ class Claim(NamedTuple):
 
 
 def of(module: dict, name: str, title: str, **fields: Any) -> Claim:
-    """The study of a module: its functions have the names of the fields of `Claim`.
+    """The study of a module's `globals()`, whose functions have the names of the fields of `Claim`.
 
-    Args:
-        module: `globals()` of the module.
-        name, title: As of `Claim`.
-        **fields: Further fields; `results` is "claims_NAME" by default.
+    `results` is "claims_NAME" by default.
     """
     names = ("trials", "run", "tables", "needs", "problem", "ready", "stands")
     found = {each: module[each] for each in names if callable(module.get(each))}
@@ -164,7 +161,6 @@ def script(claim: Claim, description: str, run_trial: Callable = nothing, **flag
     """Runs the script of a study.
 
     Args:
-        description: The script's docstring.
         run_trial: Function that runs one trial where the script is called for it, with `--trial`.
         **flags: {further option: help}.
     """
@@ -180,11 +176,7 @@ def script(claim: Claim, description: str, run_trial: Callable = nothing, **flag
 
 
 def main(claim: Claim, options: argparse.Namespace) -> int:
-    """Runs the missing trials and writes the page; returns the exit code.
-
-    Args:
-        options: The result of `parser`.
-    """
+    """Runs the missing trials and writes the page; returns the exit code."""
     if not isinstance(options.settings, dict):
         print(f"--settings must be a JSON object; got {options.settings!r}.", file=sys.stderr)
         return 2

@@ -36,10 +36,7 @@ def run(start, config_file, vocab_file, files, output_dir, settings, trial):
 
     Args:
         start: Folder of the pre-trained weights in Hugging Face's format.
-        config_file: The configuration for our commands.
         files: The flags of our commands that name the examples.
-        output_dir: Where results go.
-        trial: Its task and seed.
     """
     torch.set_num_threads(machine.cores())
     transformers.set_seed(trial["seed"])

@@ -12,9 +12,7 @@ Needs torch, transformers and matplotlib, and a machine that does nothing else m
 
 import json
 import math
-import os
 import pathlib
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -73,16 +71,12 @@ def all_trials(settings, records):
 
 def run(options, settings, trial, records):
     """One trial in a process of its own; see `claim.Claim`."""
-    folder = options.data_dir
-    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
-    trials.make_data(folder, settings, lengths, {1: "held_out"})
-    model_dir = folder / f"{trial['side']}_{trial['dropout']:g}_{trial['seed']}"
-    shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
-    model_dir.mkdir()
-    arguments = {"folder": str(folder), "model_dir": str(model_dir), "settings": settings}
-    arguments |= {"trial": trial}
-    command = [os.path.relpath(__file__), f"--trial={json.dumps(arguments)}"]
-    return trials.in_child(command, model_dir, trial, lambda at: {"curve": trials.read_curve(at)})
+    name = f"{trial['side']}_{trial['dropout']:g}_{trial['seed']}"
+
+    def read(model_dir):
+        return {"curve": trials.read_curve(model_dir)}
+
+    return trials.train_in_child(__file__, name, options, settings, trial, read)
 
 
 def train(folder, model_dir, settings, trial):
@@ -98,11 +92,7 @@ def train(folder, model_dir, settings, trial):
     optimizer = Optimizer(type="adamw", beta_2=settings["beta_2"])
     deviation, ours = settings["initial_stddev"], trial["side"] == "ours"
     if ours:
-        from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
-
-        deviation /= (
-            STDDEV_RATIO  # a normal that is cut at two standard deviations has a smaller one
-        )
+        deviation = trials.before_the_cut(deviation)
     config = trials.config_of(folder, settings, length, deviation, trial["dropout"])
     fields = {"optimizer": optimizer, "seed": trial["seed"]}
     run = trials.make_run(folder, settings, config, (stage,), **fields)

@@ -22,14 +22,7 @@ def make_records(
 ) -> tuple[str, int]:
     """Writes records with masks of the documentation that comes with Python.
 
-    Args:
-        folder: An existing folder for text, vocabulary and records.
-        max_seq_length, max_predictions_per_seq: The shape of the records.
-        num_documents: Number of documents; None: all.
-        vocab_size: The most word pieces.
-
-    Returns:
-        The path of the records, and the number of word pieces.
+    Text and vocabulary are next to them. Returns their path, and the number of word pieces.
     """
     from official_bert.create_pretraining_data import create_pretraining_data
     from official_bert.data import tokenization
@@ -71,9 +64,7 @@ def engine_loop(run, engine, updates, feed=None, measures_noise=False):
 
     Args:
         run: A run of one stage.
-        updates: Updates per call.
         feed: The batches; None: from `engine.feed`.
-        measures_noise: Whether it measures the gradient noise scale.
 
     Returns:
         The function, with the attributes `optimizer`; `waits`, the seconds per update for which

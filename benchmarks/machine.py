@@ -103,6 +103,14 @@ def dated(folder, name):
     return pathlib.Path(folder, f"{name}_cpu{cores()}_{datetime.date.today():%Y%m}.md")
 
 
+def write_or_print(folder, name, text):
+    """Writes a `dated` page into the folder, if there is one, and prints it."""
+    if folder:
+        write(dated(folder, name), text)
+    else:
+        print(text)
+
+
 def write(path, text, values=None):
     """Writes and prints a page; with `values`, also the .json file next to it."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -160,15 +160,7 @@ def _over_a_run(folder):
     bert.make_data(folder, model, {length: settings["max_predictions_per_seq"]})
     chosen = study.trial("best", "lamb", MULTIPLE, None, 1)
     values = study.values_of(settings, chosen, trials.read(claim.default_paths(study.CLAIM)[0]))
-    batch = MULTIPLE * settings["base_batch"]
-    steps = settings["sequences"] // batch
-    stage = trials.stage_of(
-        settings,
-        steps=steps,
-        batch_size=batch,
-        learning_rate=values["rate"],
-        warmup_steps=round(values["warmup_share"] * steps),
-    )
+    stage = study.stage_of(settings, chosen, values)
     config = trials.config_of(folder, model, length, model["initializer_range"])
     fields = {"optimizer": study.optimizer("lamb", settings, values), "seed": 1}
     fields["gradient_accumulation_steps"] = PARTS
@@ -178,7 +170,7 @@ def _over_a_run(folder):
     return [
         (f"{line['step']:,}", f"{line['loss']:.2f}", f"{line['noise_scale']:,.0f}")
         for line in trials.read_log(folder / "run/train_log.jsonl", "train")
-        if line["step"] % (steps // SHOWN) == 0
+        if line["step"] % (stage.steps // SHOWN) == 0
     ]
 
 

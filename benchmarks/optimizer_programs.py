@@ -139,11 +139,7 @@ def _in_main_memory(shape):
 
 
 def _copied(shape):
-    """Bytes that an asynchronous copy of an array or a slice of it moves in main memory.
-
-    Args:
-        shape: Of its result: both arrays, and what signals the end.
-    """
+    """Bytes of main memory that an asynchronous copy moves; its result has both arrays."""
     (one, one_in_main_memory), (other, other_in_main_memory) = _arrays(shape)[:2]
     return min(one, other) * (one_in_main_memory + other_in_main_memory)
 
@@ -201,10 +197,7 @@ def main():
             rows[way] = measure(way, shapes, compiler, topology)
             print(f"{name}, {way}: {rows[way]}", file=sys.stderr, flush=True)
     page = report(title, shapes, results)
-    if arguments.output:
-        machine.write(machine.dated(arguments.output, f"optimizer_programs_{what}"), page)
-    else:
-        print(page)
+    machine.write_or_print(arguments.output, f"optimizer_programs_{what}", page)
 
 
 if __name__ == "__main__":

@@ -354,11 +354,8 @@ def main():
             results[backend] = rows
     title = f"{count} small tensors" if count else f"BERT-{arguments.model.capitalize()}'s tensors"
     page = report(title, shapes, results, statistics.median(bandwidths))
-    if arguments.output:
-        what = f"{count}_tensors" if count else arguments.model
-        machine.write(machine.dated(arguments.output, f"optimizer_step_{what}"), page)
-    else:
-        print(page)
+    what = f"{count}_tensors" if count else arguments.model
+    machine.write_or_print(arguments.output, f"optimizer_step_{what}", page)
 
 
 if __name__ == "__main__":

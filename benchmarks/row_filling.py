@@ -39,7 +39,6 @@ import stats
 import trials
 
 from official_bert.data import tokenization
-from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
 from official_bert.system import child_commands
 
@@ -91,10 +90,8 @@ def make(folder, wikipedia, lines, held_out_share=0.04):
     """Writes vocabulary and records of both texts, those that a killed call has not finished.
 
     Args:
-        folder: Where they are written.
-        wikipedia: A file of articles, in a form that the builder reads.
+        wikipedia: A file of articles, of which the last are held out.
         lines: A pair of files with a sentence in each line, for training and held out.
-        held_out_share: Of the articles: the last ones.
     """
     from official_bert.create_pretraining_data import create_pretraining_data
 
@@ -156,14 +153,7 @@ def padding_of_pairs(folder, data):
 
 
 class Shape:
-    """The programs of one length, of packed rows or of others, and their model.
-
-    Args:
-        folder: The records.
-        settings: The study's.
-        length: Tokens of a row.
-        packed: Whether rows are packed.
-    """
+    """The programs of rows of one length, packed or not, and their model."""
 
     def __init__(self, folder, settings, length, packed):
         from official_bert.engines.jax_mesh import JaxMesh
@@ -187,7 +177,9 @@ class Shape:
             stages=(stage,),
             optimizer=Optimizer(type="adamw", beta_2=settings["beta_2"]),
             input_files=("",),
-            task=Pretraining(use_next_sentence_label=False),
+            task=Pretraining(
+                use_next_sentence_label=False, masked_lm_prob=settings["masked_lm_prob"]
+            ),
             dtype=settings["dtype"],
         )
         self.folder, self.settings, self.stage = folder, settings, stage
@@ -198,18 +190,9 @@ class Shape:
         self._evaluate = self.engine.evaluation_step(self.run.task, self.model)
 
     def batches(self, data, split, filling, seed=0):
-        records = file_of(self.folder, data, split, filling)
-        stage, held_out = self.stage, split == "held_out"
-        return Batches(
-            [str(records)],
-            stage.batch_size,
-            *stage.lengths,
-            seed=seed,
-            vocab_size=self.run.config.vocab_size,
-            use_next_sentence=False,
-            shuffle=not held_out,
-            masked_lm_prob=None if held_out else self.settings["masked_lm_prob"],
-        )
+        files, stage = [str(file_of(self.folder, data, split, filling))], self.stage
+        given = files, stage.lengths, stage.batch_size, self.run.config
+        return self.run.task.batches(*given, seed=seed, shard=(0, 1), held_out=split == "held_out")
 
     def restart(self, seed):
         """First values of the weights, by the seed, and of the optimizer.

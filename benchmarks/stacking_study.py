@@ -11,10 +11,7 @@ Needs matplotlib, and a machine that does nothing else meanwhile.
 """
 
 import dataclasses
-import json
-import os
 import pathlib
-import shutil
 import sys
 
 import claim
@@ -137,22 +134,14 @@ def seconds_of_updates(log, pace_steps):
 
 def run(options, settings, trial, records):
     """One trial in a process of its own; see `claim.Claim`."""
-    folder = options.data_dir
-    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
-    trials.make_data(folder, settings, lengths, {1: "held_out"})
-    model_dir = folder / "_".join(str(value) for value in trial.values())
-    shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
     updates, every = 1000, settings["pace_steps"] // 3
     if trial["kind"] == "whole":
         pace = results.paces(records)[trial["method"]]
         updates, every = updates_within(settings, trial["method"], pace), settings["eval_steps"]
-    stages = stages_of_trial(settings, trial, updates)
-    paths = {"folder": str(folder), "model_dir": str(model_dir)}
-    arguments = paths | {"settings": settings, "trial": trial, "updates": updates, "every": every}
-    command = [os.path.relpath(__file__), f"--trial={json.dumps(arguments)}"]
-    config = model_config(folder, settings)
 
     def read(model_dir):
+        config = model_config(options.data_dir, settings)
+        stages = stages_of_trial(settings, trial, updates)
         found = {"stages": [describe(config, stage) for stage in stages]}
         found["curve"] = trials.read_curve(model_dir)
         if trial["kind"] == "pace":
@@ -160,7 +149,8 @@ def run(options, settings, trial, records):
             found["pace"] = pace
         return found
 
-    return trials.in_child(command, model_dir, trial, read)
+    name, more = "_".join(map(str, trial.values())), {"updates": updates, "every": every}
+    return trials.train_in_child(__file__, name, options, settings, trial, read, **more)
 
 
 def describe(config, stage):
@@ -174,11 +164,8 @@ def describe(config, stage):
 
 
 def model_config(folder, settings):
-    from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
-
-    # A normal that is cut at two standard deviations has a smaller one left.
-    initializer_range = settings["initial_stddev"] / STDDEV_RATIO
-    return trials.config_of(folder, settings, settings["max_seq_length"], initializer_range)
+    deviation = trials.before_the_cut(settings["initial_stddev"])
+    return trials.config_of(folder, settings, settings["max_seq_length"], deviation)
 
 
 def train(folder, model_dir, settings, trial, updates, every):

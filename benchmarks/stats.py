@@ -109,14 +109,7 @@ def chosen(records: Iterable[dict], key: str, lowest: bool = False) -> dict:
 
 
 def first_at(curve, level, unit, loss="masked_lm_loss"):
-    """Where a curve first reaches a loss, interpolated linearly, or None.
-
-    Args:
-        curve: Evaluations, in order.
-        level: Loss, in nats.
-        unit: `"seconds"` or `"step"`.
-        loss: The key of the loss.
-    """
+    """The `"seconds"` or `"step"` where a loss is first reached, interpolated linearly, or None."""
     before = None
     for here in curve:
         if here[loss] <= level:
@@ -158,13 +151,7 @@ def draw_band(axis, curves, unit, color, label):
 
 
 def draw_means(axis, points: dict[float, Sequence[float]], **style) -> None:
-    """A line through the means at each x, with bars from minimum to maximum.
-
-    Args:
-        axis: Of matplotlib.
-        points: {x: values}; an empty list draws no point.
-        style: Arguments of `errorbar`.
-    """
+    """A line through the means of {x: values}, with bars from minimum to maximum."""
     points = {x: values for x, values in points.items() if values}
     if not points:
         return

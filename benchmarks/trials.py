@@ -128,12 +128,7 @@ def _newest(records):
 
 @contextlib.contextmanager
 def exclusive(folder, results):
-    """Locks the folder and the records of a study: a second study would spoil the first's times.
-
-    Args:
-        folder: The study's folder, which is made if need be.
-        results: The file of records, which no study with another folder may write to either.
-    """
+    """Locks the folder and the records of a study: a second study would spoil the first's times."""
     wait = "Waiting for another study …"
     for each in (folder, results.parent):
         each.mkdir(parents=True, exist_ok=True)
@@ -235,15 +230,20 @@ def config_of(folder, settings, positions, initializer_range, dropout=0.0):
     )
 
 
+def before_the_cut(deviation):
+    """The standard deviation of a normal that has this one when cut at two of its own."""
+    from official_bert.model.layers import STDDEV_RATIO  # it imports TensorFlow
+
+    return deviation / STDDEV_RATIO
+
+
 # Trials
 
 
 def halton(ranges, number):
-    """A point of Halton's sequence in ranges, evenly spread in logarithms.
+    """A point of Halton's sequence, from number 1, in at most four {name: (lowest, highest)}.
 
-    Args:
-        ranges: {name: (lowest, highest)}, at most four.
-        number: From 1.
+    They are evenly spread in logarithms.
     """
     return {
         name: low * (high / low) ** _van_der_corput(number, base)
@@ -306,6 +306,23 @@ def loop_options_and_engine(**options):
 
     options = LoopOptions(save_checkpoints_steps=0, tensorboard=False, **options)
     return options, TfDistribute(make_strategy("off"))
+
+
+def train_in_child(script, name, options, settings, trial, read, **more):
+    """Makes the data and runs a trial by `python SCRIPT --trial=…`, which trains with a log.
+
+    Args:
+        name: Of the trial's folder; the other arguments as of `in_child`.
+        **more: Arguments of the script's trial besides folders, settings and trial.
+    """
+    lengths = {settings["max_seq_length"]: settings["max_predictions_per_seq"]}
+    make_data(options.data_dir, settings, lengths, {1: "held_out"})
+    model_dir = options.data_dir / name
+    shutil.rmtree(model_dir, ignore_errors=True)  # of a trial that was killed
+    model_dir.mkdir()
+    arguments = {"folder": str(options.data_dir), "model_dir": str(model_dir)}
+    arguments = json.dumps(arguments | {"settings": settings, "trial": trial} | more)
+    return in_child([os.path.relpath(script), f"--trial={arguments}"], model_dir, trial, read)
 
 
 def in_child(command, folder, trial, read):

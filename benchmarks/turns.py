@@ -99,11 +99,9 @@ def measure(what, workers, rounds):
 
 
 def take(make_ways):
-    """Runs a worker: makes its functions, then answers each line with a measurement.
+    """Runs a worker, which answers each line with the measurement that it names.
 
-    Args:
-        make_ways: Function without arguments that returns {way: function that measures it and
-            returns a dictionary of JSON values}.
+    `make_ways()` returns {way: function that measures it and returns a dictionary of JSON values}.
     """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # the output of libraries goes to stderr

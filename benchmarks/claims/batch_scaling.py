@@ -103,14 +103,7 @@ def trial(part, method, multiple, number, seed):
 
 
 def point(settings, method, multiple, number, warmup="warmup_share"):
-    """The hyperparameters of a trial: a point of Halton's sequence in the ranges, in logarithms.
-
-    Args:
-        method: Of `settings["groups"]`.
-        multiple: Of `settings["multiples"]`.
-        number: From 1.
-        warmup: Name of the setting with the range of the warm-up.
-    """
+    """The hyperparameters of a trial: a point of Halton's sequence in the ranges, in logarithms."""
     ranges = {
         "rate": [math.sqrt(multiple) * rate for rate in settings["rates"][method]],
         "one_minus_beta_1": settings["one_minus_beta_1"],
@@ -156,18 +149,22 @@ def run(options, settings, trial, records):
     values = values_of(settings, trial, records)
     if twin := twin_of(records, trial, values):
         return twin
+    stage, made = stage_of(settings, trial, values), optimizer(trial["method"], settings, values)
+    found = bert.train(data, model, stage, made, trial["seed"], settings["evaluations"])
+    return found | {"values": values, "updates": stage.steps}
+
+
+def stage_of(settings, trial, values):
+    """The stage of a trial, with its hyperparameters."""
     batch = settings["base_batch"] * trial["multiple"]
     steps = settings["sequences"] // batch
-    stage = trials_of.stage_of(
+    return trials_of.stage_of(
         settings,
         steps=steps,
         batch_size=batch,
         learning_rate=values["rate"],
         warmup_steps=round(values["warmup_share"] * steps),
     )
-    made = optimizer(trial["method"], settings, values)
-    found = bert.train(data, model, stage, made, trial["seed"], settings["evaluations"])
-    return found | {"values": values, "updates": steps}
 
 
 def twin_of(records, trial, values):

@@ -8,10 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 
 import bert
+import claim
 import stats
 import trials as trials_of
 
 from official_bert.stages import Optimizer
+
+
+def study(module: dict, name: str, title: str, **fields) -> claim.Claim:
+    """The study of a module with LABELS, SHORT and `optimizer`; `fields` are others of `Forms`."""
+    forms = Forms(module["LABELS"], module["SHORT"], module["optimizer"], **fields)
+    names = ("trials", "run", "needs", "stands", "problem", "tables", "draw")
+    module = module | {name: getattr(forms, name) for name in names}
+    extent = ("variants", "rates", "seeds")
+    return claim.of(module, name, title, lost=bert.LOST, model=bert.MODEL, extent=extent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +31,7 @@ class Forms:
     Args:
         labels: {form: label in the tables}.
         short: {form: label in the picture}.
-        optimizer: Function of (form, settings) that returns a `stages.Optimizer`.
+        optimizer: Function of (form, settings).
         reference: The form from which the others' differences are taken.
         without_warmup: The forms that start at the rate itself.
     """
@@ -31,11 +41,6 @@ class Forms:
     optimizer: Callable[[str, dict], Optimizer]
     reference: str
     without_warmup: Sequence[str] = ()
-
-    def functions(self) -> dict:
-        """The functions by the names that `claim.of` knows."""
-        names = ("trials", "run", "needs", "stands", "problem", "tables", "draw")
-        return {name: getattr(self, name) for name in names}
 
     # Trials
 

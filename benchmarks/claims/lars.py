@@ -13,7 +13,6 @@ import sys
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
-import bert
 import claim
 import forms
 
@@ -80,14 +79,8 @@ def optimizer(form, settings):
     return Optimizer(type="lars", epsilon=0.0, **given, **changes)
 
 
-FORMS = forms.Forms(LABELS, SHORT, optimizer, "study", without_warmup=("no warm-up",))
-CLAIM = claim.of(
-    globals() | FORMS.functions(),
-    "lars",
-    "LARS on BERT",
-    lost=bert.LOST,
-    model=bert.MODEL,
-    extent=("variants", "rates", "seeds"),
+CLAIM = forms.study(
+    globals(), "lars", "LARS on BERT", reference="study", without_warmup=["no warm-up"]
 )
 
 

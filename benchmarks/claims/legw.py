@@ -11,6 +11,7 @@ Needs jax and matplotlib.
 """
 
 import functools
+import gzip
 import itertools
 import pathlib
 import sys
@@ -19,7 +20,6 @@ from statistics import mean
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
 import claim
-import mnist
 import numpy as np
 import stats
 
@@ -66,6 +66,11 @@ LABELS = {
 }
 COLORS = {"legw": "#cc3311", "sqrt": "#ee9944", "linear": "#4477aa", "constant": "#777777"}
 MARGIN = 0.5  # points of accuracy that may be lost
+FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+HEADER = {"images": 16, "labels": 8}  # bytes
 
 
 def trials(settings, records):
@@ -150,7 +155,7 @@ def run(options, settings, trial, records):
     shape = settings["size"], settings["hidden"], is_failure
     model = lstm.Trainer(*shape, trial["method"], batch, settings["micro_batch"])
     names = ("size", "train_examples", "select_examples", "report_examples")
-    sets = data(options.mnist_dir, *(settings[name] for name in names))
+    sets = splits(options.mnist_dir, *(settings[name] for name in names))
     found = model.train(sets, rates, trial["seed"])
     end = found["curve"][-1]
     about = {"base_rate": rate, "peak": float(rates.max()), "updates": updates}
@@ -158,12 +163,6 @@ def run(options, settings, trial, records):
     loss = "not finite" if end["loss"] is None else f"{end['loss']:.3f}"
     said = f"{end['report']:.2f} % of the test images right, training loss {loss}"
     return found | about | {"select": end["select"], "report": end["report"], "said": said}
-
-
-@functools.cache
-def data(folder, *sets):
-    """The three sets, read once."""
-    return mnist.splits(folder, *sets)
 
 
 def chosen_rate(records, method):
@@ -181,7 +180,7 @@ def ready(options):
     """Raises ValueError if MNIST is missing."""
     if options.mnist_dir is None:
         import lstm  # noqa: F401  # it chooses Keras' backend; the download imports Keras
-    mnist.load(options.mnist_dir)
+    load(options.mnist_dir)
 
 
 def problem(settings):
@@ -190,6 +189,74 @@ def problem(settings):
         return "multiples must contain a number; got []."
     empty = [method for method, rates in settings["rates"].items() if not rates]
     return f"rates must contain a rate for {', '.join(empty)}; got none." if empty else None
+
+
+# The data: MNIST as rows of pixels
+
+
+def load(folder: str | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Images (n, 28, 28) and labels (n,) of `train` and `test`, as bytes.
+
+    Args:
+        folder: Has the four idx files, compressed or not; None: `keras.datasets` downloads them.
+
+    Raises:
+        ValueError: a file is missing, or cannot be downloaded.
+    """
+    if folder is None:
+        import keras
+
+        try:
+            return dict(zip(FILES, keras.datasets.mnist.load_data()))
+        except Exception as error:  # Keras raises Exception itself
+            raise ValueError(f"{error}; give --mnist_dir, a folder with its four files.") from error
+    return {split: _read_split(pathlib.Path(folder), *names) for split, names in FILES.items()}
+
+
+def _read_split(folder, images, labels):
+    pixels = _read(folder, images)[HEADER["images"] :]
+    return pixels.reshape(-1, 28, 28), _read(folder, labels)[HEADER["labels"] :]
+
+
+def _read(folder, name):
+    packed, plain = folder / f"{name}.gz", folder / name
+    if packed.exists():
+        return np.frombuffer(gzip.decompress(packed.read_bytes()), np.uint8)
+    if plain.exists():
+        return np.frombuffer(plain.read_bytes(), np.uint8)
+    raise ValueError(
+        f"--mnist_dir={folder} has no {name}(.gz); give a folder with the four idx files of MNIST, "
+        "or leave it out and Keras downloads them."
+    )
+
+
+def rows_of(images: np.ndarray, size: int) -> np.ndarray:
+    """Images (n, 28, 28) as `size` rows of `size` values in [0, 1]: means of squares of pixels."""
+    block = 28 // size
+    squares = images.reshape(-1, size, block, size, block).astype("float32")
+    return squares.mean((2, 4)) / 255
+
+
+@functools.cache
+def splits(folder: str | None, size: int, train_examples: int, select: int, test: int) -> dict:
+    """The first training images, `train`; the last, `select` to choose by; test images, `report`.
+
+    Raises:
+        ValueError: there are fewer training images than the first two sets need.
+    """
+    data = load(folder)
+    (images, labels), (test_images, test_labels) = data["train"], data["test"]
+    if train_examples + select > len(labels):
+        raise ValueError(
+            f"train_examples={train_examples:,} and select_examples={select:,} overlap: there are "
+            f"{len(labels):,} training images."
+        )
+    parts = {
+        "train": (images[:train_examples], labels[:train_examples]),
+        "select": (images[-select:], labels[-select:]),
+        "report": (test_images[:test], test_labels[:test]),
+    }
+    return {k: (rows_of(x, size), y.astype("int32")) for k, (x, y) in parts.items()}
 
 
 # The results

@@ -66,7 +66,7 @@ class Trainer:
         """Trains once.
 
         Args:
-            data: The result of `mnist.splits`.
+            data: The result of `legw.splits`.
             rates: Learning rate of each update; a float32 array.
             seed: Of initial values and order.
 

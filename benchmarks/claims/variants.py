@@ -13,7 +13,6 @@ import sys
 
 sys.path.append(str(pathlib.Path(__file__).parents[1]))  # for the modules of all studies
 
-import bert
 import claim
 import forms
 
@@ -71,15 +70,7 @@ def optimizer(variant, settings):
     return Optimizer(**{name: settings[name] for name in names}, **changes)
 
 
-FORMS = forms.Forms(LABELS, SHORT, optimizer, "paper")
-CLAIM = claim.of(
-    globals() | FORMS.functions(),
-    "variants",
-    "Variants of LAMB compared",
-    lost=bert.LOST,
-    model=bert.MODEL,
-    extent=("variants", "rates", "seeds"),
-)
+CLAIM = forms.study(globals(), "variants", "Variants of LAMB compared", reference="paper")
 
 
 if __name__ == "__main__":

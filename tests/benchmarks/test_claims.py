@@ -45,14 +45,13 @@ def write_idx(path, array):
 def digits(tmp_path_factory):
     """A folder with idx files: each label lights some squares of the images."""
     folder, generator = tmp_path_factory.mktemp("mnist"), np.random.default_rng(0)
-    import mnist
-
+    legw = script("legw")
     for split, count in (("train", 800), ("test", 200)):
         labels = generator.integers(0, 10, count)
         images = generator.integers(0, 64, (count, 28, 28))
         patterns = np.random.default_rng(1).integers(0, 2, (10, 4, 4)).repeat(7, 1).repeat(7, 2)
         images[patterns[labels] > 0] = 255
-        for name, array in zip(mnist.FILES[split], (images, labels), strict=True):
+        for name, array in zip(legw.FILES[split], (images, labels), strict=True):
             write_idx(folder / name, array)
     return folder
 
@@ -61,19 +60,18 @@ def digits(tmp_path_factory):
 
 
 def test_images_become_rows_of_means_and_the_three_sets_do_not_overlap(digits, tmp_path):
-    import mnist
-
+    legw = script("legw")
     with pytest.raises(ValueError, match=r"has no train-images-idx3-ubyte.* leave it out"):
-        mnist.load(str(tmp_path))
-    images = mnist.load(str(digits))["train"][0]
-    rows = mnist.rows_of(images, 14)
+        legw.load(str(tmp_path))
+    images = legw.load(str(digits))["train"][0]
+    rows = legw.rows_of(images, 14)
     assert rows.shape == (800, 14, 14)
     assert rows[5, 3, 4] == pytest.approx(images[5, 6:8, 8:10].mean() / 255)
-    sets = mnist.splits(str(digits), 28, 600, 200, 150)
+    sets = legw.splits(str(digits), 28, 600, 200, 150)
     assert [len(labels) for _, labels in sets.values()] == [600, 200, 150]
-    np.testing.assert_array_equal(sets["select"][0][0], mnist.rows_of(images, 28)[600])
+    np.testing.assert_array_equal(sets["select"][0][0], legw.rows_of(images, 28)[600])
     with pytest.raises(ValueError, match="=601 and select_examples=200 overlap: there are 800"):
-        mnist.splits(str(digits), 28, 601, 200, 150)
+        legw.splits(str(digits), 28, 601, 200, 150)
 
 
 @pytest.mark.parametrize(

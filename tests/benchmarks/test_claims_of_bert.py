@@ -4,6 +4,7 @@ import json
 
 import batch_scaling_tables as results
 import claim
+import claim_studies
 import numpy as np
 import pytest
 import stats
@@ -12,15 +13,8 @@ from claim_studies import command, record, records_of, script
 
 from lamb_tf import schedules
 
-TINY_BERT = {
-    "vocab_size": 300,
-    "documents": 24,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "intermediate_size": 64,
-    "seeds": 1,
-    "evaluations": 2,
-}
+TINY_BERT = claim_studies.TINY | {"documents": 24, "num_hidden_layers": 1}
+TINY_BERT |= {"seeds": 1, "evaluations": 2}
 TINY = {
     "variants": {"updates": 4, "rates": [1e-3], "variants": ["paper", "n"], "batch_size": 8},
     "mixed_batch": {
@@ -134,83 +128,80 @@ def test_a_run_that_two_parts_have_in_common_is_trained_once():
     assert not twin("rule", "lamb", 4, None, 2, rate=2.0)
 
 
+# Of a study of LAMB only, with two seeds
+
+
+def settings_of_lamb(**more):
+    some = {"seeds": 2, "groups": [["lamb"]], "long_warmup_multiples": []}
+    return script("batch_scaling").SETTINGS | some | more
+
+
+def run_of_lamb(part, multiple, number, seed, values, loss):
+    trial = script("batch_scaling").trial(part, "lamb", multiple, number, seed)
+    return record(trial, values=values, select=loss, report=loss)
+
+
+def done(folder, settings, runs):
+    """The records that count, of those in a file."""
+    lines = [json.dumps(each | {"settings": settings}) for each in runs]
+    (folder / "r.jsonl").write_text("\n".join(lines))
+    study = claim.study(script("batch_scaling").CLAIM, settings, folder / "r.jsonl")
+    return study.done().values()
+
+
 def test_what_was_chosen_from_other_trials_does_not_stand(tmp_path):
-    scaling = script("batch_scaling")
-    settings = scaling.SETTINGS | {"trials": {"lamb": [1]}, "seeds": 2, "groups": [["lamb"]]}
-    settings |= {"multiples": [1], "long_warmup_multiples": []}
+    settings = settings_of_lamb(trials={"lamb": [1]}, multiples=[1])
+    points = [script("batch_scaling").point(settings, "lamb", 1, number) for number in (1, 2)]
+    runs = [
+        run_of_lamb("search", 1, 1, 1, points[0], 4.0),
+        run_of_lamb("best", 1, None, 2, points[0], 4.1),
+        run_of_lamb("search", 1, 2, 1, points[1], 3.9),
+    ]
 
-    def run(part, number, seed, values, loss):
-        trial = scaling.trial(part, "lamb", 1, number, seed)
-        return record(trial, values=values, select=loss, report=loss)
-
-    def done(settings):
-        study = claim.study(scaling.CLAIM, settings, tmp_path / "r.jsonl")
-        lines = [json.dumps(each | {"settings": settings}) for each in runs]
-        (tmp_path / "r.jsonl").write_text("\n".join(lines))
-        return study.done().values()
-
-    def counted(settings):
-        found = (each["trial"] for each in done(settings))
+    def counted(**more):
+        found = (each["trial"] for each in done(tmp_path, settings | more, runs))
         return [(trial["part"], trial["number"], trial["seed"]) for trial in found]
 
-    def losses(settings):
-        return [each["report"] for each in done(settings)]
+    def losses(**more):
+        return [each["report"] for each in done(tmp_path, settings | more, runs)]
 
-    points = [scaling.point(settings, "lamb", 1, number) for number in (1, 2)]
-    runs = [
-        run("search", 1, 1, points[0], 4.0),
-        run("best", None, 2, points[0], 4.1),
-        run("search", 2, 1, points[1], 3.9),
-    ]
-    assert counted(settings) == [("search", 1, 1), ("best", None, 2)]
-    assert counted(settings | {"trials": {"lamb": [2]}}) == [("search", 1, 1), ("search", 2, 1)]
+    assert counted() == [("search", 1, 1), ("best", None, 2)]
+    assert counted(trials={"lamb": [2]}) == [("search", 1, 1), ("search", 2, 1)]
     low, high = settings["rates"]["lamb"]
     rounded = {"lamb": [low, high * (1 + 1e-15)]}  # as another library of mathematics may
-    assert len(counted(settings | {"rates": settings["rates"] | rounded})) == 2
-    assert not counted(settings | {"rates": settings["rates"] | {"lamb": [1e-3, 1.0]}})
-    others = counted(settings | {"rates": settings["rates"] | {"lars": [1e-3, 1.0]}})
+    assert len(counted(rates=settings["rates"] | rounded)) == 2
+    assert not counted(rates=settings["rates"] | {"lamb": [1e-3, 1.0]})
+    others = counted(rates=settings["rates"] | {"lars": [1e-3, 1.0]})
     assert others == [("search", 1, 1), ("best", None, 2)]
-    runs.append(run("best", None, 2, points[1], 3.8))  # the same trial, at what is now best
-    assert losses(settings) == [4.0, 4.1]  # the older record counts
-    assert losses(settings | {"trials": {"lamb": [2]}}) == [4.0, 3.8, 3.9]
+    runs.append(run_of_lamb("best", 1, None, 2, points[1], 3.8))  # at what is now best
+    assert losses() == [4.0, 4.1]  # the older record counts
+    assert losses(trials={"lamb": [2]}) == [4.0, 3.8, 3.9]
 
 
 def test_one_file_holds_a_study_and_its_beginning_with_a_longer_search(tmp_path):
     scaling = script("batch_scaling")
-    settings = scaling.SETTINGS | {"trials": {"lamb": [1, 1]}, "seeds": 2, "groups": [["lamb"]]}
-    settings |= {"multiples": [1, 4], "long_warmup_multiples": []}
-    longer = settings | {"trials": {"lamb": [2, 1]}}
-
-    def points(multiple):
-        return [scaling.point(settings, "lamb", multiple, number) for number in (1, 2)]
-
-    def by_rule(values):
-        return scaling.by_rule(settings, "lamb", values, 4)
-
-    def run(part, multiple, number, seed, values, loss):
-        trial = scaling.trial(part, "lamb", multiple, number, seed)
-        return record(trial, values=values, select=loss, report=loss)
-
+    settings = settings_of_lamb(trials={"lamb": [1, 1]}, multiples=[1, 4])
+    first, second = (scaling.point(settings, "lamb", 1, number) for number in (1, 2))
+    of_four = scaling.point(settings, "lamb", 4, 1)
+    by_rule = [scaling.by_rule(settings, "lamb", values, 4) for values in (first, second)]
     runs = [
-        run("search", 1, 1, 1, points(1)[0], 4.0),
-        run("search", 4, 1, 1, points(4)[0], 4.5),
-        run("rule", 4, None, 1, by_rule(points(1)[0]), 4.7),
-        run("best", 4, None, 2, points(4)[0], 4.4),
-        run("search", 1, 2, 1, points(1)[1], 3.9),  # the longer search begins
-        run("rule", 4, None, 1, by_rule(points(1)[1]), 3.8),
+        run_of_lamb("search", 1, 1, 1, first, 4.0),
+        run_of_lamb("search", 4, 1, 1, of_four, 4.5),
+        run_of_lamb("rule", 4, None, 1, by_rule[0], 4.7),
+        run_of_lamb("best", 4, None, 2, of_four, 4.4),
+        run_of_lamb("search", 1, 2, 1, second, 3.9),  # the longer search begins
+        run_of_lamb("rule", 4, None, 1, by_rule[1], 3.8),
     ]
 
-    def losses(settings):
-        lines = "\n".join(json.dumps(each | {"settings": settings}) for each in runs)
-        (tmp_path / "r.jsonl").write_text(lines)
-        study = claim.study(scaling.CLAIM, settings, tmp_path / "r.jsonl")
-        return sorted(each["report"] for each in study.done().values())
+    def losses(numbers):
+        of_study = settings | {"trials": {"lamb": numbers}}
+        return sorted(each["report"] for each in done(tmp_path, of_study, runs))
 
-    assert losses(settings) == [4.0, 4.4, 4.5, 4.7]
-    assert losses(longer) == [3.8, 3.9, 4.0, 4.5]
-    runs.append(run("best", 4, None, 2, by_rule(points(1)[1]), 3.7))
-    assert losses(settings) == [4.0, 4.4, 4.5, 4.7]
-    assert losses(longer) == [3.7, 3.8, 3.9, 4.0, 4.5]
+    assert losses([1, 1]) == [4.0, 4.4, 4.5, 4.7]
+    assert losses([2, 1]) == [3.8, 3.9, 4.0, 4.5]
+    runs.append(run_of_lamb("best", 4, None, 2, by_rule[1], 3.7))
+    assert losses([1, 1]) == [4.0, 4.4, 4.5, 4.7]
+    assert losses([2, 1]) == [3.7, 3.8, 3.9, 4.0, 4.5]
 
 
 def test_the_rule_keeps_the_updates_of_warmup():
@@ -248,7 +239,7 @@ def test_the_forms_differ_from_each_other_in_what_a_few_steps_do(study):
     first = {name: generator.normal(size=shape) for name, shape in shapes.items()}
     gradients = [{n: generator.normal(size=s) for n, s in shapes.items()} for _ in range(3)]
     ends = {}
-    for variant in variants.LABELS.keys() - variants.FORMS.without_warmup:
+    for variant in variants.LABELS.keys() - {"no warm-up"}:
         weights = [keras.Variable(value * 9, name=name) for name, value in first.items()]
         settings = variants.optimizer(variant, variants.SETTINGS | {"weight_decay": 0.1})
         optimizer = settings.make(weights)
