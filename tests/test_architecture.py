@@ -4,6 +4,7 @@ Imports for types only are counted as well: a reader follows them, too.
 """
 
 import ast
+import functools
 import graphlib
 import re
 from pathlib import Path
@@ -38,14 +39,11 @@ FLOORS = (
 
 def modules():
     """{dotted name: path}"""
-    paths = {path.relative_to(PACKAGE.parent).with_suffix(""): path for path in walk()}
+    paths = {p.relative_to(PACKAGE.parent).with_suffix(""): p for p in PACKAGE.rglob("*.py")}
     return {".".join(path.parts).removesuffix(".__init__"): found for path, found in paths.items()}
 
 
-def walk():
-    return PACKAGE.rglob("*.py")
-
-
+@functools.cache
 def imports():
     """{(module, module of the package that it imports)}"""
     known, found = modules(), set()

@@ -14,55 +14,38 @@ from bert_checkpoints import (
     make_source,
     weights_of,
     write_hugging_face,
+    write_shards,
 )
 
 import official_bert
-from official_bert.checkpoints import safetensors_files
 from official_bert.convert_checkpoint import convert
 from official_bert.model.pretrainer import BertPretrainer
 from official_bert.training import checkpoints, model_state
 
 
-def spoilt(folder, change):
-    """A TensorFlow 1 checkpoint after `change(arrays)`."""
-    arrays = make_source(folder)
-    change(arrays)
-    checkpoints.write_bundle(folder / "bert_model.ckpt", arrays)
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "shape", "message"),
     [
+        ("bert/encoder/layer_1/output/dense/bias", None, r"missing: {} \(16,\)\."),
         (
-            lambda arrays: arrays.pop("bert/encoder/layer_1/output/dense/bias"),
-            r"missing: bert/encoder/layer_1/output/dense/bias \(16,\)\.",
+            *("output_weights", (3, 16)),
+            r"left over: {} \(3, 16\)\. Give --ignore_left_over to leave these out",
         ),
-        (
-            lambda arrays: arrays.update({"output_weights": np.zeros((3, 16))}),
-            r"left over: output_weights \(3, 16\)\. Give --ignore_left_over to leave these out",
-        ),
-        (
-            lambda arrays: arrays.update({"bert/pooler/dense/bias": np.zeros(15, np.float32)}),
-            r"not as expected: bert/pooler/dense/bias \(15,\) instead of \(16,\)\.",
-        ),
-        (
-            lambda arrays: arrays.update(
-                {"bert/encoder/layer_2/output/dense/bias": np.zeros(16, np.float32)}
-            ),
-            r"left over: bert/encoder/layer_2/output/dense/bias",
-        ),
-        (
-            lambda arrays: arrays.update({"bert/pooler/dense/bias/adam_m": np.zeros(4)}),
-            r"bert/pooler/dense/bias/adam_m \(4,\) instead of \(16,\)",
-        ),
+        ("bert/pooler/dense/bias", (15,), r"not as expected: {} \(15,\) instead of \(16,\)\."),
+        ("bert/encoder/layer_2/output/dense/bias", (16,), "left over: {}"),
+        ("bert/pooler/dense/bias/adam_m", (4,), r"{} \(4,\) instead of \(16,\)"),
     ],
 )
 def test_what_does_not_fit_is_listed_with_its_shape_and_nothing_is_written(
-    tmp_path, change, message
+    tmp_path, name, shape, message
 ):
-    folder = spoilt(tmp_path / "in", change)
-    with pytest.raises(ValueError, match=message):
+    folder = tmp_path / "in"
+    arrays = make_source(folder)
+    arrays[name] = np.zeros(shape or (), np.float32)
+    if shape is None:
+        del arrays[name]
+    checkpoints.write_bundle(folder / "bert_model.ckpt", arrays)
+    with pytest.raises(ValueError, match=message.format(name)):
         convert(folder, tmp_path / "out", "huggingface")
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
     if "ignore_left_over" in message:
@@ -70,13 +53,16 @@ def test_what_does_not_fit_is_listed_with_its_shape_and_nothing_is_written(
         assert said[-1] == "left out  output_weights"
 
 
-def test_a_head_that_is_not_known_is_one_refusal_and_is_left_out_by_name(tmp_path):
-    def change(arrays):
-        for name in [name for name in arrays if name.startswith("cls/")]:
-            arrays.pop(name)
-        arrays |= {f"tags/kernel{slot}": np.zeros((16, 5)) for slot in ("", "/adam_m", "/adam_v")}
+def with_encoder_and(folder, others):
+    """A TensorFlow 1 checkpoint with other variables than the heads'."""
+    encoder = {n: a for n, a in make_source(folder).items() if not n.startswith("cls/")}
+    checkpoints.write_bundle(folder / "bert_model.ckpt", encoder | others)
+    return folder
 
-    folder = spoilt(tmp_path / "in", change)
+
+def test_a_head_that_is_not_known_is_one_refusal_and_is_left_out_by_name(tmp_path):
+    head = {f"tags/kernel{slot}": np.zeros((16, 5)) for slot in ("", "/adam_m", "/adam_v")}
+    folder = with_encoder_and(tmp_path / "in", head)
     message = (
         r"--input must have masked_lm and next_sentence; got .* with encoder, pooler, and "
         r"tags/kernel, the moments \(2 variables\) of an unknown head\. Give --allow_missing_h"
@@ -88,12 +74,8 @@ def test_a_head_that_is_not_known_is_one_refusal_and_is_left_out_by_name(tmp_pat
 
 
 def test_layers_beyond_the_configuration_are_no_head_that_may_be_missing(tmp_path):
-    def change(arrays):
-        for name in [name for name in arrays if name.startswith("cls/")]:
-            arrays.pop(name)
-        arrays["bert/encoder/layer_2/output/dense/bias"] = np.zeros(16, np.float32)
-
-    folder = spoilt(tmp_path / "in", change)
+    layer = {"bert/encoder/layer_2/output/dense/bias": np.zeros(16, np.float32)}
+    folder = with_encoder_and(tmp_path / "in", layer)
     with pytest.raises(ValueError, match="left over: bert/encoder/layer_2"):
         convert(folder, tmp_path / "out", "tf1", allow_missing_heads=True)
 
@@ -128,9 +110,10 @@ def test_another_scope_of_tensorflow_is_named_with_the_command_that_renames_it(
     assert_same_bytes(found, arrays | {"global_step": np.array(7)})
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("scope", ["module.bert", "bert_1", "0.auto_model"])
 def test_another_scope_of_pytorch_is_named_with_the_command_that_renames_it(
-    tmp_path, monkeypatch, scope
+    tmp_path, monkeypatch, scope, in_parts
 ):
     peers.load("torch")
     arrays = make_hugging_face(tmp_path / "in")
@@ -142,19 +125,8 @@ def test_another_scope_of_pytorch_is_named_with_the_command_that_renames_it(
             f"module.{name}" if scope == "module.bert" else name.replace("bert.", f"{scope}.", 1)
         ),
     )
-    with pytest.raises(ValueError, match=f"its encoder under 'bert'; got '{scope}'") as error:
-        convert(tmp_path / "in", tmp_path / "out", "tf1")
-    run_python(str(error.value).partition("run: ")[2], monkeypatch)
-    assert_same_bytes(weights_of(tmp_path / "in/renamed.safetensors"), arrays)
-    (tmp_path / "in/renamed.safetensors").unlink()
-    whole = safetensors_files.read(tmp_path / "in/model.safetensors")
-    places = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(whole)}
-    for shard in set(places.values()):
-        part = [(name, whole[name]) for name in whole if places[name] == shard]
-        safetensors_files.write(tmp_path / "in" / shard, part)
-    (tmp_path / "in/model.safetensors").unlink()
-    index = tmp_path / "in/model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": places}))
+    if in_parts:
+        write_shards(tmp_path / "in", 2)
     with pytest.raises(ValueError, match=f"its encoder under 'bert'; got '{scope}'") as error:
         convert(tmp_path / "in", tmp_path / "out", "tf1")
     run_python(str(error.value).partition("run: ")[2], monkeypatch)

@@ -20,32 +20,18 @@ DEEP = b'{"a":' * 100_000
 
 def dynamic(folder: Path, content: bytes, records: int, gzip: bool = False) -> Batches:
     """Batches of a file of dynamic records, with a manifest that fits it."""
+    settings = {"gzip_compress": gzip, "max_seq_length": 16, "masked_lm_prob": 0.15}
+    settings |= {"do_whole_word_mask": False, "max_ngram_size": 1}
+    special = {"[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+    shard = {"file": "a.tfrecord", "records": records, "bytes": len(content), "crc32": 0}
     made = {
         "format": "pre-training records 1",
         "masking": "dynamic",
-        "settings": {
-            "gzip_compress": gzip,
-            "max_seq_length": 16,
-            "masked_lm_prob": 0.15,
-            "do_whole_word_mask": False,
-            "max_ngram_size": 1,
-        },
-        "vocabulary": {
-            "size": 40,
-            "special_tokens": {"[CLS]": 2, "[SEP]": 3, "[MASK]": 4},
-            "continues_a_word": "AAAAAAA=",
-        },
+        "settings": settings,
+        "vocabulary": {"size": 40, "special_tokens": special, "continues_a_word": "AAAAAAA="},
         "records_per_block": 256,
         "tokens": "",
-        "shards": [
-            {
-                "file": "a.tfrecord",
-                "records": records,
-                "bytes": len(content),
-                "crc32": 0,
-                "block_offsets": [0],
-            }
-        ],
+        "shards": [shard | {"block_offsets": [0]}],
     }
     (folder / "a.tfrecord").write_bytes(content)
     (folder / "a.manifest.json").write_text(json.dumps(made))

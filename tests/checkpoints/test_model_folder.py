@@ -173,8 +173,8 @@ def test_accents_kept_by_a_flag_are_written_for_transformers_and_read_back(tmp_p
     assert theirs.tokenize("É e") == ["e", "e"]
     loaded = official_bert.load(tmp_path / "in", strip_accents=False)
     assert loaded.tokenizer.encode("É", add_special_tokens=False).tokens == ["é"]
-    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "in", strip_accents=False)
-    assert fine_tuning.resolve_paths(args, ()).do_lower_case == "keep_accents"
+    args = resolved(tmp_path, init_checkpoint=tmp_path / "in", strip_accents=False)
+    assert args.do_lower_case == "keep_accents"
 
 
 def test_accents_are_kept_where_the_tokenizer_keeps_them(tmp_path):
@@ -291,9 +291,13 @@ def fine_tuned(folder, **named):
     return Classify(**named, output_dir=f"{folder}/out", do_train=True, max_seq_length=16)
 
 
+def resolved(folder, **named):
+    return fine_tuning.resolve_paths(fine_tuned(folder, **named), ())
+
+
 def config_of(args):
     if isinstance(args, Classify):
-        return fine_tuning.read_config(args)
+        return fine_tuning.read_config(args, "classifier")
     return run_pretraining.run_from_flags(args).config
 
 
@@ -302,8 +306,7 @@ def config_of(args):
 
 def test_the_folder_that_training_starts_from_implies_the_rest(tmp_path):
     make_theirs(tmp_path / "hf", strip_accents=False)
-    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "hf")
-    args = fine_tuning.resolve_paths(args, ())
+    args = resolved(tmp_path, init_checkpoint=tmp_path / "hf")
     assert args.vocab_file == str(tmp_path / "hf/tokenizer.json")
     assert args.do_lower_case == "keep_accents"
     assert config_of(args) == BertConfig.from_json_file(tmp_path / "hf/config.json")
@@ -313,8 +316,7 @@ def test_the_folder_that_training_starts_from_implies_the_rest(tmp_path):
 def test_a_run_that_has_begun_implies_the_rest_itself(tmp_path):
     make_source(tmp_path / "out")
     (tmp_path / "out/run.json").write_text('{"stages": [], "do_lower_case": false}')
-    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "gone")
-    args = fine_tuning.resolve_paths(args, ())
+    args = resolved(tmp_path, init_checkpoint=tmp_path / "gone")
     assert (args.vocab_file, args.do_lower_case) == (str(tmp_path / "out/vocab.txt"), False)
     assert config_of(args) == CONFIG
     assert config_of(pretraining(None, tmp_path / "gone", tmp_path / "out")) == CONFIG
@@ -326,26 +328,25 @@ def test_flags_override_the_folder_and_contradictions_are_refused(tmp_path):
     dropout = tmp_path / "dropout.json"
     dropout.write_text(json.dumps(THEIRS | {"hidden_dropout_prob": 0.3}))
     named = {"bert_config_file": dropout, "vocab_file": tmp_path / "vocab.txt"}
-    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "hf", **named)
-    args = fine_tuning.resolve_paths(args, ())
+    named |= {"init_checkpoint": tmp_path / "hf"}
+    args = resolved(tmp_path, **named)
     assert config_of(args).hidden_dropout_prob == 0.3
     assert args.vocab_file == str(tmp_path / "vocab.txt")
     pieces = (tmp_path / "vocab.txt").read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
     with pytest.raises(ValueError, match="vocab_file must be the vocabulary of the model in .*hf"):
-        args = fine_tuning.resolve_paths(args, ())
+        resolved(tmp_path, **named)
 
 
 def test_without_a_folder_the_parts_are_asked_for(tmp_path):
     with pytest.raises(ValueError, match="--bert_config_file is required"):
-        fine_tuning.resolve_paths(fine_tuned(tmp_path), ())
+        resolved(tmp_path)
     with pytest.raises(ValueError, match="--bert_config_file is required"):
         pretraining_settings.check(pretraining())
     make_theirs(tmp_path / "hf")
     (tmp_path / "hf/tokenizer.json").unlink()
-    args = fine_tuned(tmp_path, init_checkpoint=tmp_path / "hf")
     with pytest.raises(ValueError, match="--vocab_file is required, because .*hf has none"):
-        args = fine_tuning.resolve_paths(args, ())
+        resolved(tmp_path, init_checkpoint=tmp_path / "hf")
 
 
 def test_the_weights_come_with_the_vocabulary(tmp_path):

@@ -18,11 +18,12 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = (
     "import sys; sys.argv[0] = 'lamb-bert'; from official_bert.commands import command_line as c; "
 )
-START = [sys.executable, "-c", PROGRAM + "sys.exit(c.main())"]
+START = "-c", PROGRAM + "sys.exit(c.main())"
 
 
-def run(*arguments):
-    return subprocess.run([*START, *arguments], cwd=ROOT, capture_output=True, text=True)
+def python(*arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_every_command_of_the_package_has_a_name_in_the_program():
@@ -53,10 +54,8 @@ def test_help_lists_every_command_with_the_first_line_of_its_manual(capsys):
 
 
 def test_help_loads_neither_tensorflow_nor_the_commands():
-    script = PROGRAM + "print(c.description()); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = python("-c", PROGRAM + "print(c.description()); print(*sys.modules)")
+    assert done.returncode == 0
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {"numpy", "keras", "absl", "tensorflow", "official_bert.run_pretraining"}
 
@@ -65,11 +64,13 @@ def test_help_loads_neither_tensorflow_nor_the_commands():
     "arguments", [["--help"], ["--no_such_flag"], ["--input_file=nowhere", "--vocab_file=v"]]
 )
 def test_a_command_is_its_module_under_the_name_that_was_typed(arguments):
-    command = [sys.executable, "-m", "official_bert.learn_vocabulary", *arguments]
-    ours = run("learn-vocabulary", *arguments)
-    theirs = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ours = python(*START, "learn-vocabulary", *arguments)
+    theirs = python("-m", "official_bert.learn_vocabulary", *arguments)
     assert ours.stdout == theirs.stdout
-    assert ours.returncode == theirs.returncode == (0 if arguments == ["--help"] else 2)
+    refused = arguments != ["--help"]
+    assert ours.returncode == theirs.returncode == 2 * refused
+    assert ours.stderr.count("\n") == refused
+    assert ours.stderr.startswith("lamb-bert learn-vocabulary: error: " * refused)
     assert ours.stderr == theirs.stderr.replace(
         "learn_vocabulary: error:", "lamb-bert learn-vocabulary: error:"
     )
@@ -92,8 +93,9 @@ def test_an_unknown_command_ends_in_one_line(arguments, said, capsys):
 
 def test_ctrl_c_ends_a_command_with_one_line(tmp_path):
     os.mkfifo(tmp_path / "log")  # nothing is written to it, so the command waits
+    flags = f"--log_file={tmp_path}/log", f"--output_dir={tmp_path}/plots"
     process = subprocess.Popen(
-        [*START, "plot", f"--log_file={tmp_path}/log", f"--output_dir={tmp_path}/plots"],
+        [sys.executable, *START, "plot", *flags],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -124,9 +126,7 @@ def opened_when_read(path, process):
 def test_a_missing_extra_is_reported_in_one_line():
     hide = "import sys; sys.modules['sentencex'] = None; import importlib.util as u; "
     hide += "f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'sentencex' else f(n, *a); "
-    done = subprocess.run(
-        [sys.executable, "-c", hide + PROGRAM], cwd=ROOT, capture_output=True, text=True
-    )
+    done = python("-c", hide + PROGRAM)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert 'pip install "lamb_tf[bert]"' in done.stderr

@@ -17,11 +17,7 @@ from official_bert.commands.arguments import Arguments
 from official_bert.commands.commands import flags_of
 
 PACKAGE = Path(__file__).parents[2] / "official_bert"
-COMMANDS = sorted(
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    for path in PACKAGE.rglob("*.py")
-    if re.search(r"^    commands\.run\(main, \w+\)$", path.read_text(), re.M)
-)
+COMMANDS = sorted(command_line.COMMANDS.values())  # all: see test_command_line.py
 
 
 @functools.cache
@@ -104,31 +100,14 @@ def test_a_command_names_its_missing_flags_and_ends_with_2(capsys):
     )
 
 
-def ended_by(number):
-    """A command that gets a signal: as `subprocess.run` gives it back."""
-    script = (
-        "import os\n"
-        "from official_bert.commands import arguments, commands\n"
-        f"commands.run(lambda args: os.kill(os.getpid(), {number.value}), arguments.Arguments)"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=PACKAGE.parent,
-        capture_output=True,
-        text=True,
-        # As in a terminal, also where the tests run in a shell's background, which ignores SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-
-
-def test_ctrl_c_ends_every_command_with_one_line():
-    done = ended_by(signal.SIGINT)
-    assert done.returncode == 130
-    assert re.fullmatch(r".*: interrupted\.\n", done.stderr)
-
-
 def test_a_crash_of_native_code_shows_where_in_python_it_was():
-    done = ended_by(signal.SIGSEGV)
+    script = (
+        "import os, signal\n"
+        "from official_bert.commands import arguments, commands\n"
+        "commands.run(lambda args: os.kill(os.getpid(), signal.SIGSEGV), arguments.Arguments)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
     assert done.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in done.stderr
     assert "in exit_code" in done.stderr

@@ -2,10 +2,9 @@
 
 import in_process
 import pytest
-from bert_checkpoints import CONFIG, make_source, random_tensors
+from model_kinds import make_kind
 
 from official_bert.commands import fill_blanks
-from official_bert.training import checkpoints
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def call(capsys):
 
 
 def test_guesses_stand_below_the_sentence(tmp_path, call):
-    make_source(tmp_path / "model")
+    make_kind("blanks", tmp_path / "model")
     code, said, error = call(f"--model_dir={tmp_path / 'model'}", "The cat [MASK] on a [MASK].")
     assert code == 0, error
     sentence, *blanks = said.splitlines()
@@ -30,14 +29,10 @@ def test_guesses_stand_below_the_sentence(tmp_path, call):
 
 
 def test_a_fine_tuned_model_is_named(tmp_path, call):
-    make_source(tmp_path / "model")
-    encoder = {n: a for n, a in random_tensors(CONFIG).items() if not n.startswith("cls/")}
-    head = {"output_weights": encoder["bert/pooler/dense/kernel"][:2]}
-    head["output_bias"] = head["output_weights"][:, 0]
-    checkpoints.write_bundle(tmp_path / "model/bert_model.ckpt", encoder | head)
+    make_kind("classes", tmp_path / "model")
     code, _, error = call(f"--model_dir={tmp_path / 'model'}", "A [MASK].")
     assert code == 2
-    assert "must have a masked-LM head; got <SentenceClassifier: one of 2 classes" in error
+    assert "must have a masked-LM head; got <SentenceClassifier: one of 3 classes" in error
 
 
 def test_without_a_sentence_it_shows_one(call):

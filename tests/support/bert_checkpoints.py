@@ -1,6 +1,7 @@
 """Small random BERT checkpoints of several formats, and their logits; for tests."""
 
 import contextlib
+import json
 import zipfile
 
 import h5py
@@ -102,6 +103,19 @@ def write_hugging_face(folder, arrays, config, rename=lambda name: name, extra=(
     )
 
 
+def write_shards(folder, count):
+    """Puts the weights of a folder of Hugging Face in several files; its index."""
+    whole = safetensors_files.read(folder / "model.safetensors")
+    places = {name: f"part-{number % count}.safetensors" for number, name in enumerate(whole)}
+    for shard in {*places.values()}:
+        part = [(name, whole[name]) for name in whole if places[name] == shard]
+        safetensors_files.write(folder / shard, part)
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    return index
+
+
 def write_objects(prefix, arrays, config=CONFIG):
     """An object checkpoint whose variables are called and laid out as tf-models has them.
 
@@ -120,14 +134,18 @@ def write_objects(prefix, arrays, config=CONFIG):
 @contextlib.contextmanager
 def keras_weights(file):
     """The HDF5 file inside a `.keras` file, to be changed."""
-    with zipfile.ZipFile(file) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts = read_archive(file)
     weights = file.with_suffix(".h5")
     weights.write_bytes(parts["model.weights.h5"])
     with h5py.File(weights, "a") as hdf5:
         yield hdf5
     write_archive(file, parts | {"model.weights.h5": weights.read_bytes()})
     weights.unlink()
+
+
+def read_archive(file):
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def write_archive(file, parts, compression=zipfile.ZIP_STORED):
