@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import peers
 import pytest
+import warm_python
 
 import lamb_tf
 
@@ -89,7 +90,7 @@ for result in results[1:]:
 
 
 def test_no_import_and_no_step_needs_the_private_parts_of_tensorflow():
-    result = subprocess.run(
+    result = warm_python.run(
         [sys.executable, "-c", WITHOUT_PRIVATE_PARTS, str(TESTS.parent / "support")],
         env={**os.environ, "KERAS_BACKEND": "tensorflow"},
         cwd=ROOT,

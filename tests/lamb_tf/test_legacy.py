@@ -1,7 +1,6 @@
 """LAMB and LARS for tf_keras compared with TensorFlow Addons, in one process and by its files."""
 
 import doctest
-import subprocess
 import sys
 import warnings
 
@@ -12,14 +11,18 @@ import pytest
 import reference
 import tensorflow as tf
 import tf_keras
+import warm_python
 from two_replicas import two_replicas
 
 from lamb_tf import biases_and_norms, legacy
 
 tfa = peers.addons()
 
-# Most tests decay the norms, to see a difference.
-pytestmark = pytest.mark.filterwarnings("ignore:.*scales of normalization layers:UserWarning")
+pytestmark = [
+    # Most tests decay the norms, to see a difference.
+    pytest.mark.filterwarnings("ignore:.*scales of normalization layers:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
+]
 # tf_keras 2.15 cannot load a SavedModel with an optimizer that has slots, its own Adam's neither.
 OLD = pytest.mark.skipif(tf_keras.__version__ < "2.16", reason="a SavedModel of tf_keras 2.15")
 SAVED = [pytest.param(".h5", id="h5"), pytest.param("", id="SavedModel", marks=OLD)]
@@ -40,12 +43,17 @@ def gradients(step, dtype="float32"):
     return [tf.constant(random.normal(size=s), dtype) for s in SHAPES.values()]
 
 
-def train(optimizer, x, steps, dtype="float32", start=0, compiled=None):
+def step_of(optimizer, x, compiled=None):
+    """A function of the gradients: eager, in a graph (False) or compiled by XLA (True)."""
+
     def apply(g):
         optimizer.apply_gradients(zip(g, x, strict=True))
 
-    if compiled is not None:
-        apply = tf.function(apply, jit_compile=compiled)
+    return apply if compiled is None else tf.function(apply, jit_compile=compiled)
+
+
+def train(optimizer, x, steps, dtype="float32", start=0, compiled=None):
+    apply = step_of(optimizer, x, compiled)
     for step in range(start, start + steps):
         apply(gradients(step, dtype))
     return [np.asarray(tf.cast(v, "float64")) for v in x]
@@ -111,23 +119,28 @@ def sparse_gradients(step, dense=False):
     return tf.IndexedSlices(rows, indices, tf.constant([6, 4]))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["graph", "XLA"])
-def test_repeated_sparse_indices_give_the_dense_result_and_that_of_addons(compiled):
-    results = []
-    for make, dense in ((legacy.LAMB, 0), (legacy.LAMB, 1), (tfa.optimizers.LAMB, 0)):
+@pytest.mark.parametrize(
+    ("make", "options", "compiled"),
+    [
+        (legacy.LAMB, {"learning_rate": 0.01, "weight_decay": 0.1}, False),
+        (legacy.LAMB, {"learning_rate": 0.01, "weight_decay": 0.1}, True),
+        (legacy.LARS, {"learning_rate": 0.5, "ratio": "after_momentum", "nesterov": True}, None),
+    ],
+    ids=["LAMB, graph", "LAMB, XLA", "LARS, eager"],
+)
+def test_repeated_sparse_indices_give_the_dense_result_and_that_of_addons(make, options, compiled):
+    def trained(make, dense=False, compiled=compiled):
         x = tf.Variable(tf.reshape(tf.range(24.0), (6, 4)), name="embeddings")
-        optimizer = make(0.01, weight_decay=0.1)
-
-        def apply(g, optimizer=optimizer, x=x):
-            optimizer.apply_gradients([(g, x)])
-
-        if make is legacy.LAMB:
-            apply = tf.function(apply, jit_compile=compiled)
+        optimizer = make.from_config(make(**options).get_config())
+        apply = step_of(optimizer, [x], compiled)
         for step in range(30):
-            apply(sparse_gradients(step, dense))
-        results.append([x.numpy()])
-    assert_same(results[0], results[1], 1e-7)
-    assert_same(results[0], results[2])
+            apply([sparse_gradients(step, dense)])
+        return [x.numpy()]
+
+    ours = trained(make)
+    assert_same(ours, trained(make, dense=True), 1e-7)
+    if make is legacy.LAMB:
+        assert_same(ours, trained(tfa.optimizers.LAMB, compiled=None))
 
 
 CHECKPOINTED = {
@@ -138,34 +151,31 @@ CHECKPOINTED = {
 }
 
 
-@pytest.mark.parametrize("restored", ["before the first step", "into existing slots"])
-def test_a_tf_checkpoint_of_addons_goes_on_as_addons_would(tmp_path, restored):
-    x, optimizer = variables(), tfa.optimizers.LAMB(**CHECKPOINTED)
+@pytest.mark.parametrize(
+    ("saving", "reading", "steps_before"),
+    [
+        (tfa.optimizers.LAMB, legacy.LAMB, 0),
+        (tfa.optimizers.LAMB, legacy.LAMB, 2),  # into existing slots
+        (legacy.LAMB, tfa.optimizers.LAMB, 1),
+    ],
+)
+def test_a_tf_checkpoint_of_addons_goes_on_as_addons_would_and_ours_there(
+    tmp_path, saving, reading, steps_before
+):
+    x, optimizer = variables(), saving(**CHECKPOINTED)
     train(optimizer, x, 10)
-    path = tf.train.Checkpoint(x=x, optimizer=optimizer).save(tmp_path / "addons")
-    theirs = train(optimizer, x, 20, start=10)
+    path = tf.train.Checkpoint(x=x, optimizer=optimizer).save(tmp_path / "checkpoint")
+    expected = train(optimizer, x, 20, start=10)
 
     # The rates come with the checkpoint, as they do in Addons; only what it does not hold is given.
     x = [tf.Variable(tf.zeros_like(v), name=v.name.split(":")[0]) for v in x]
-    optimizer = legacy.LAMB(exclude_from_weight_decay=["bias", "LayerNorm"])
-    if restored == "into existing slots":
-        train(optimizer, x, 2)
+    optimizer = reading(exclude_from_weight_decay=["bias", "LayerNorm"])
+    train(optimizer, x, steps_before)
     status = tf.train.Checkpoint(x=x, optimizer=optimizer).restore(path)
-    ours = train(optimizer, x, 20, start=10)
+    found = train(optimizer, x, 20, start=10)
     status.assert_consumed()
     assert int(optimizer.iterations) == 30
-    assert_same(ours, theirs)
-
-
-def test_addons_reads_our_checkpoint_too(tmp_path):
-    x, optimizer = variables(), legacy.LAMB(**CHECKPOINTED)
-    train(optimizer, x, 10)
-    path = tf.train.Checkpoint(x=x, optimizer=optimizer).save(tmp_path / "ours")
-    ours = train(optimizer, x, 20, start=10)
-    x, optimizer = variables(), tfa.optimizers.LAMB(**CHECKPOINTED)
-    train(optimizer, x, 1)
-    tf.train.Checkpoint(x=x, optimizer=optimizer).restore(path).assert_consumed()
-    assert_same(train(optimizer, x, 20, start=10), ours)
+    assert_same(found, expected)
 
 
 def text_model():
@@ -190,7 +200,6 @@ def fit(model, steps, start=0):
     return [w.astype("float64") for w in model.get_weights()]
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 @pytest.mark.parametrize("suffix", SAVED)
 def test_a_model_saved_with_addons_goes_on_as_addons_would(tmp_path, suffix):
     model = text_model()
@@ -221,7 +230,6 @@ def test_rate_and_decay_may_be_schedules_of_this_package():
     assert_same(train(optimizer, x, 30, compiled=False), [v.numpy() for v in by_hand])
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 @pytest.mark.parametrize("suffix", SAVED)
 def test_our_own_model_is_saved_with_its_schedule_and_biases_and_norms_by_name(tmp_path, suffix):
     rate = tf_keras.optimizers.schedules.PolynomialDecay(0.05, 30)
@@ -329,7 +337,6 @@ def mixed_float16():
     tf_keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 @pytest.mark.parametrize("optimizer_class", [legacy.LAMB, legacy.LARS, tfa.optimizers.LAMB])
 def test_an_h5_file_of_mixed_float16_continues(tmp_path, mixed_float16, optimizer_class):
     model = text_model()
@@ -348,7 +355,6 @@ def test_an_h5_file_of_mixed_float16_continues(tmp_path, mixed_float16, optimize
     assert_same(fit(again, 5, start=5), fit(model, 5, start=5), 1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_mixed_float16_trains_and_a_class_that_is_given_for_a_bare_name_is_used(
     tmp_path, mixed_float16
 ):
@@ -449,18 +455,6 @@ def test_lars_is_that_of_tf_models_and_reads_its_checkpoint(tmp_path, ratio, nes
     assert_same(train(ours, x, 20, start=10), expected)
 
 
-def test_lars_takes_sparse_gradients_and_is_made_again_from_its_config():
-    results = []
-    for dense in (False, True):
-        x = tf.Variable(tf.reshape(tf.range(24.0), (6, 4)), name="embeddings")
-        optimizer = legacy.LARS(0.5, 0.8, 0.01, ratio="after_momentum", nesterov=True)
-        optimizer = legacy.LARS.from_config(optimizer.get_config())
-        for step in range(10):
-            optimizer.apply_gradients([(sparse_gradients(step, dense), x)])
-        results.append([x.numpy()])
-    assert_same(*results, 1e-7)
-
-
 FINITE = "must be at least 0, and finite"
 EXCLUDED = "exclude_from_weight_decay"
 
@@ -525,11 +519,7 @@ def test_old_names_are_taken_with_a_warning_as_by_addons():
 def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing(make, compiled):
     def weights_after(spoilt):
         optimizer, x = make(), variables()
-
-        def apply(g):
-            optimizer.apply_gradients(zip(g, x, strict=True))
-
-        step = apply if compiled is None else tf.function(apply, jit_compile=compiled)
+        step = step_of(optimizer, x, compiled)
         step(gradients(0))
         for value in spoilt:
             bad = gradients(1)
@@ -568,7 +558,6 @@ def test_a_gradient_that_is_not_finite_on_one_replica_or_sparse_changes_nothing(
             assert (local.numpy() != 1.0).any() == bool(number)
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
 @pytest.mark.filterwarnings("ignore:.* matches no variable:UserWarning")
 def test_a_model_is_loaded_though_what_was_excluded_is_frozen(tmp_path):
     layers = [tf_keras.layers.Dense(3, input_shape=(2,)), tf_keras.layers.Dense(1, use_bias=False)]
@@ -619,16 +608,12 @@ def test_what_a_traced_step_would_not_see_cannot_be_assigned(make, name, value):
 def test_a_number_of_a_variable_takes_effect_in_a_traced_step(name, value):
     def two_steps(new):
         kernel, optimizer = tf.Variable([1.0, 2.0], name="kernel"), legacy.LAMB(0.1)
-
-        @tf.function
-        def step(g):
-            optimizer.apply_gradients([(g, kernel)])
-
-        step(tf.constant([1.0, -3.0]))
+        step = step_of(optimizer, [kernel], compiled=False)
+        step([tf.constant([1.0, -3.0])])
         traced = step.experimental_get_tracing_count()
         if new is not None:
             setattr(optimizer, name, new)
-        step(tf.constant([2.0, 1.0]))
+        step([tf.constant([2.0, 1.0])])
         assert step.experimental_get_tracing_count() == traced
         return kernel.numpy()
 
@@ -655,7 +640,7 @@ def test_keras_2_leaves_this_module_and_says_what_needs_keras_3():
         "import keras; keras.__version__ = '2.15.0'; import lamb_tf.legacy as legacy;"
         "print(legacy.LAMB().get_config()['name']); from lamb_tf import LAMB"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = warm_python.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.split()[-1:] == ["LAMB"], done.stderr
     assert done.stderr.splitlines()[-1] == (
         "ImportError: lamb_tf.LAMB needs Keras 3 and this is Keras 2.15.0: "

@@ -1,5 +1,6 @@
 """docs/which_lamb.md and docs/which_lars.md, line by line: 100 updates of each peer and of ours."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 import peers
 import pytest
+import reference
 import tensorflow as tf
 
 import lamb_tf
@@ -62,18 +64,13 @@ def is_decayed(name):
     return not ("LayerNorm" in name or "bias" in name)
 
 
-def keras_variables():
+def train_keras(optimizer):
+    """The weights by name after all updates; likewise below."""
     variables = {}
     for name, value in start().items():
         scope, short = name.split("/")
         with keras.name_scope(scope):
             variables[name] = keras.Variable(value, name=short)
-    return variables
-
-
-def train_keras(optimizer):
-    """The weights by name after all updates; likewise below."""
-    variables = keras_variables()
 
     @tf.function
     def step(grads):
@@ -131,16 +128,20 @@ def train_torch(make):
     return {name: p.detach().numpy() for name, p in x.items()}
 
 
-def train_numpy(formula, clips=False):
-    """The weights by a formula (name, x, g, state, t) → x, with a dictionary of state a tensor."""
-    x = {name: value.astype("float64") for name, value in start().items()}
-    states = {name: {} for name in x}
-    for t, grads in enumerate(gradients(), start=1):
-        global_norm = np.sqrt(sum(np.sum(np.square(g, dtype="float64")) for g in grads.values()))
-        for name, g in grads.items():
-            g = g.astype("float64") / (max(global_norm, 1.0) if clips else 1.0)
-            x[name] = formula(name, x[name], g, states[name], t)
-    return x
+def train_numpy(formula, of_biases_and_norms=None, clips=False):
+    """The weights by a formula (x, its gradients) → x, with other settings for some tensors."""
+    taken = list(gradients())
+    if clips:
+        norms = [reference.clip_by_global_norm(grads.values(), 1.0) for grads in taken]
+        taken = [dict(zip(grads, clipped)) for grads, clipped in zip(taken, norms)]
+    return {
+        name: formula(
+            x.astype("float64"),
+            [np.asarray(grads[name], "float64") for grads in taken],
+            **({} if is_decayed(name) else of_biases_and_norms or {}),
+        )
+        for name, x in start().items()
+    }
 
 
 def norm(x):
@@ -176,130 +177,63 @@ def train_there(name, expression):
     return train_torch(lambda groups: eval(expression, {"timm": module, "groups": groups}))
 
 
-# The formulas of LAMBs that do not import on a CPU. Each gives the new x from the moments.
+# The formulas of optimizers that do not import on a CPU.
 
 
-def ratio(weight_norm, denominator):
-    return weight_norm / denominator if weight_norm > 0 and denominator > 0 else 1.0
+def deepspeed(x, gradients, weight_decay=0.01, bias_correction=True):
+    """It corrects the size of the step, and so what is decayed by as well."""
+    m = v = np.zeros_like(x)
+    for t, g in enumerate(gradients, start=1):
+        m = BETA_1 * m + (1 - BETA_1) * g
+        v = BETA_2 * v + (1 - BETA_2) * g**2
+        update = m / (np.sqrt(v) + 1e-8) + weight_decay * x
+        ratio = reference.trust_ratio(norm(x), norm(update), (0.01, 10.0))
+        correction = np.sqrt(1 - BETA_2**t) / (1 - BETA_1**t) if bias_correction else 1.0
+        x = x - 0.01 * correction * ratio * update
+    return x
 
 
-def corrected(m, v, t):
-    return m / (1 - BETA_1**t), v / (1 - BETA_2**t)
+def lightning_bolts(x, gradients, rate=lambda step: 0.1, adapt=True):
+    """The rate is outside of the momentum; without adaptation there is no decay."""
+    v = np.zeros_like(x)
+    for step, g in enumerate(gradients):
+        if adapt and norm(x) != 0 and norm(g) != 0:
+            g = 0.001 * norm(x) / (norm(g) + 0.01 * norm(x) + 1e-8) * (g + 0.01 * x)
+        v = 0.9 * v + g
+        x = x - rate(step) * v
+    return x
 
 
-def paper_v5(name, x, m, v, t, phi=lambda z: z):
-    m_hat, v_hat = corrected(m, v, t)
-    u = m_hat / (np.sqrt(v_hat) + 1e-6) + 0.01 * x
-    return x - 0.01 * ratio(phi(norm(x)), norm(u)) * u
-
-
-def paper_v3(name, x, m, v, t):
-    u = m / (np.sqrt(v) + 1e-6) + 0.01 * x
-    return x - 0.01 * ratio(norm(x), norm(u)) * u
-
-
-def paper_v5_with_bounds(name, x, m, v, t):
-    return paper_v5(name, x, m, v, t, phi=lambda z: min(max(z, 0.5), 10))
-
-
-def authors(name, x, m, v, t):
-    update = m / (np.sqrt(v) + 1e-6)
-    if is_decayed(name):
-        update += 0.01 * x
-        return x - 0.01 * ratio(norm(x), norm(update)) * update
-    return x - 0.01 * update
-
-
-def apex(name, x, m, v, t, use_nvlamb=False):
-    decay = 0.01 if is_decayed(name) else 0.0
-    m_hat, v_hat = corrected(m, v, t)
-    update = m_hat / (np.sqrt(v_hat) + 1e-6) + decay * x
-    rate = 0.01
-    if use_nvlamb or decay != 0:
-        rate *= ratio(norm(x), norm(update))
-    return x - rate * update
-
-
-def nvlamb(name, x, m, v, t):
-    return apex(name, x, m, v, t, use_nvlamb=True)
-
-
-def deepspeed(name, x, m, v, t, bias_correction=True):
-    step_size = 0.01
-    if bias_correction:
-        step_size *= np.sqrt(1 - BETA_2**t) / (1 - BETA_1**t)
-    update = m / (np.sqrt(v) + 1e-8) + (0.01 if is_decayed(name) else 0.0) * x
-    coefficient = 1.0
-    if norm(x) != 0 and norm(update) != 0:
-        coefficient = min(max(norm(x) / norm(update), 0.01), 10.0)
-    return x - step_size * coefficient * update
-
-
-def deepspeed_uncorrected(name, x, m, v, t):
-    return deepspeed(name, x, m, v, t, bias_correction=False)
-
-
-def lambc(name, x, m, v, t):
-    m_hat, v_hat = corrected(m, v, t)
-    u = m_hat / (np.sqrt(v_hat) + 1e-6) + 0.01 * x
-    return x - 0.01 * min(ratio(norm(x), norm(u)), 1.0) * u
-
-
-LAMBS = {  # peer: (formula, clips to global norm 1)
-    "paper, v1": (paper_v5, False),
-    "paper, v3": (paper_v3, False),
-    "paper, v5": (paper_v5, False),
-    "paper, v5 with bounds on φ": (paper_v5_with_bounds, False),
-    "the authors' BERT code": (authors, True),
-    "NVLAMB (NVIDIA's BERT for TF2)": (nvlamb, True),
-    "apex FusedLAMB": (apex, True),
-    "apex FusedLAMB, use_nvlamb=True": (nvlamb, True),
-    "DeepSpeed FusedLamb": (deepspeed, False),
-    "DeepSpeed FusedLamb, bias_correction=False": (deepspeed_uncorrected, False),
-    "LAMBC": (lambc, False),
+lamb = functools.partial(reference.lamb, learning_rate=0.01, weight_decay=0.01)
+lars = functools.partial(reference.lars_before_momentum, weight_decay=0.01)
+UNCORRECTED = {"bias_correction": False}
+NOT_DECAYED = {"weight_decay": 0.0}
+NOT_ADAPTED = {"weight_decay": 0.0, "adapt": False}
+FORMULAS = {  # peer: the arguments of `train_numpy`
+    "LAMB": {
+        "paper, v1": (lamb,),
+        "paper, v3": (functools.partial(lamb, **UNCORRECTED),),
+        "paper, v5": (lamb,),
+        "paper, v5 with bounds on φ": (functools.partial(lamb, weight_norm_bounds=(0.5, 10)),),
+        "the authors' BERT code": (functools.partial(lamb, **UNCORRECTED), NOT_ADAPTED, True),
+        "NVLAMB (NVIDIA's BERT for TF2)": (lamb, NOT_DECAYED, True),
+        "apex FusedLAMB": (lamb, NOT_ADAPTED, True),
+        "apex FusedLAMB, use_nvlamb=True": (lamb, NOT_DECAYED, True),
+        "DeepSpeed FusedLamb": (deepspeed, NOT_DECAYED),
+        "DeepSpeed FusedLamb, bias_correction=False": (
+            functools.partial(deepspeed, **UNCORRECTED),
+            NOT_DECAYED,
+        ),
+        "LAMBC": (functools.partial(lamb, trust_ratio_bounds=(0, 1)),),
+    },
+    "LARS": {
+        "paper, arXiv 1708.03888": (lars,),
+        "the LAMB paper's LARS": (
+            functools.partial(reference.lars_after_momentum, learning_rate=0.01, weight_decay=0.01),
+        ),
+        "Lightning Bolts": (lightning_bolts, {"adapt": False}),
+    },
 }
-
-
-def of_moments(formula):
-    """The formula, in terms of m and v, as `train_numpy` wants it."""
-
-    def step(name, x, g, state, t):
-        state["m"] = BETA_1 * state.get("m", 0.0) + (1 - BETA_1) * g
-        state["v"] = BETA_2 * state.get("v", 0.0) + (1 - BETA_2) * g**2
-        return formula(name, x, state["m"], state["v"], t)
-
-    return step
-
-
-# The formulas of LARSes: the new x, and v in the state.
-
-
-def lars_paper(name, x, g, state, t, rate=lambda t: 0.1):
-    adaptation = 0.001 * norm(x) / (norm(g) + 0.01 * norm(x)) if norm(x) > 0 else 1.0
-    state["v"] = 0.9 * state.get("v", 0.0) + rate(t) * adaptation * (g + 0.01 * x)
-    return x - state["v"]
-
-
-def lamb_paper(name, x, g, state, t):
-    state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * (g + 0.01 * x)
-    return x - 0.01 * ratio(norm(x), norm(state["m"])) * state["m"]
-
-
-def lightning_bolts(name, x, g, state, t, rate=lambda t: 0.1, decays=is_decayed):
-    if decays(name) and norm(x) != 0 and norm(g) != 0:
-        adaptation = 0.001 * norm(x) / (norm(g) + 0.01 * norm(x) + 1e-8)
-        g = adaptation * (g + 0.01 * x)
-    state["v"] = 0.9 * state["v"] + g if "v" in state else g
-    return x - rate(t) * state["v"]
-
-
-LARSES = {
-    "paper, arXiv 1708.03888": lars_paper,
-    "the LAMB paper's LARS": lamb_paper,
-    "Lightning Bolts": lightning_bolts,
-}
-
-
 LIBRARIES = {
     "LAMB": {"tfa", "tf_models", "optax", "keras", "timm"},
     "LARS": {"optax", "tf_models", "timm"},
@@ -309,61 +243,38 @@ LIBRARIES = {
 @pytest.mark.parametrize(("name", "peer"), [(n, peer) for n, rows in ROWS.items() for peer in rows])
 def test_the_page_gives_the_numbers_of(name, peer):
     there, here = ROWS[name][peer]
-    if there:
-        expected = train_there(name, there)
-    elif name == "LAMB":
-        formula, clips = LAMBS[peer]
-        expected = train_numpy(of_moments(formula), clips)
-    else:
-        expected = train_numpy(LARSES[peer])
+    expected = train_there(name, there) if there else train_numpy(*FORMULAS[name][peer])
     assert_close(train_keras(eval(here, CODE)), expected, 2e-5 if name == "LAMB" else 1e-5)
 
 
-@pytest.mark.parametrize(("name", "formulas"), [("LAMB", LAMBS), ("LARS", LARSES)])
-def test_the_page_has_all_the_peers(name, formulas):
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_page_has_all_the_peers(name):
     expressions = {peer: there for peer, (there, _) in ROWS[name].items()}
-    assert {peer for peer, there in expressions.items() if there is None} == set(formulas)
+    assert {peer for peer, there in expressions.items() if there is None} == set(FORMULAS[name])
     libraries = {there.split(".")[0] for there in expressions.values() if there}
     assert libraries == LIBRARIES[name]
 
 
-def test_keras_with_a_decay_is_not_expressible():
-    """One step at rate .1 and decay .1 moves Keras' weights by less than the paper's .1 ‖x‖."""
-    x = keras.Variable(np.ones(100, "float32"))
-    keras.optimizers.Lamb(0.1, weight_decay=0.1).apply([np.ones(100, "float32")], [x])
-    assert abs(norm(x.numpy() - 1) / 10 - 0.1) > 1e-3
-    x = keras.Variable(np.ones(100, "float32"))
-    lamb_tf.LAMB(0.1, weight_decay=0.1).apply([tf.ones(100)], [x])
-    assert norm(x.numpy() - 1) / 10 == pytest.approx(0.1, rel=1e-5)
-
-
 def test_a_momentum_without_averaging_is_undone_by_the_ratio_where_tensors_are_adapted():
-    random = np.random.default_rng(0)
-    x = y = random.normal(size=20)
-    m, v = np.zeros(20), np.zeros(20)
-    for t in range(1, 20):
-        g = random.normal(size=20)
+    first, *grads = np.random.default_rng(0).normal(size=(20, 20))
+    x, m, v = first, 0.0, 0.0
+    for t, g in enumerate(grads, start=1):
         m, v = BETA_1 * m + g, BETA_2 * v + (1 - BETA_2) * g**2
         u = m / (1 - BETA_1**t) / (np.sqrt(v / (1 - BETA_2**t)) + 1e-6) + 0.01 * x
-        x = x - 0.01 * ratio(norm(x), norm(u)) * u
-        averaged, v_hat = corrected((1 - BETA_1) * m, v, t)
-        u = averaged / (np.sqrt(v_hat) + 1e-6) + 0.01 * (1 - BETA_1) * y
-        y = y - 0.01 * ratio(norm(y), norm(u)) * u
-    np.testing.assert_allclose(x, y, rtol=1e-12)
+        x = x - 0.01 * reference.trust_ratio(norm(x), norm(u)) * u
+    averaged = reference.lamb(first, grads, 0.01, weight_decay=0.01 * (1 - BETA_1))
+    np.testing.assert_allclose(x, averaged, rtol=1e-12)
 
 
-def test_a_rate_outside_of_the_momentum_is_the_same_until_it_changes():
-    def trained(rate):
-        return train_numpy(lambda *a: lars_paper(*a, rate=rate)), train_numpy(
-            lambda *a: lightning_bolts(*a, rate=rate, decays=lambda name: True)
-        )
-
-    inside, outside = trained(lambda t: 0.1)
+@pytest.mark.parametrize(
+    ("rate", "is_the_same"), [(lambda step: 0.1, True), (lambda step: 0.001 * (step + 1), False)]
+)
+def test_a_rate_outside_of_the_momentum_is_the_same_until_it_changes(rate, is_the_same):
+    inside = train_numpy(functools.partial(lars, learning_rate=rate))
+    outside = train_numpy(functools.partial(lightning_bolts, rate=rate))
     for name in ("dense/kernel", "large/kernel"):
-        assert norm(inside[name] - outside[name]) < 1e-6 * norm(outside[name])
-    inside, outside = trained(lambda t: 0.001 * t)  # a warm-up
-    for name in ("dense/kernel", "large/kernel"):
-        assert norm(inside[name] - outside[name]) > 1e-3 * norm(outside[name])
+        difference = norm(inside[name] - outside[name]) / norm(outside[name])
+        assert difference < 1e-6 if is_the_same else difference > 1e-3
 
 
 def test_a_momentum_that_sums_is_that_which_averages_where_tensors_are_adapted():
