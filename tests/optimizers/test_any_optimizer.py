@@ -1,7 +1,6 @@
 """Any optimizer trains any task on any engine, from the same state to the same weights."""
 
 import dataclasses
-import itertools
 import pathlib
 import re
 import signal
@@ -16,7 +15,6 @@ import small_squad as questions
 import tensorflow as tf
 from small_runs import (
     LONG,
-    QUIET,
     SHORT,
     assert_same,
     begin,
@@ -32,11 +30,15 @@ from official_bert import report
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.stages import Optimizer
 from official_bert.training import model_state, run_checks
-from official_bert.training.trainer import Diverged
 
 SCALED = f"{__name__}:Scaled"
 KINDS = ("lamb", "adamw", "lars", "orscale", "muon", "keras.optimizers:Adam")
-TASKS = ("pre-training", "classification", "questions")
+# AdamW is compared on the other tasks in test_jax_fine_tuning.py, Keras' Adam on sentences below.
+TABLE = [
+    *((kind, "pre-training") for kind in KINDS),
+    *((kind, "classification") for kind in ("lamb", "orscale", "muon")),
+    *((kind, "questions") for kind in ("lars", "orscale", "muon", "keras.optimizers:Adam")),
+]
 CLIPPED = {"type": "keras.optimizers:Adam", "global_clipnorm": 0.01}
 DIVIDED = [(1, CLIPPED), (2, CLIPPED)]
 
@@ -65,8 +67,7 @@ def overflowing(request):
 @pytest.fixture(scope="module")
 def table_on_jax(request, tmp_path_factory):
     """Results of `optimizer_runs.three_updates` on JAX, all from one process."""
-    table = itertools.product(KINDS, TASKS)
-    runs = {(kind, task): (run_of(request, task, {"type": kind}), 1) for kind, task in table}
+    runs = {(kind, task): (run_of(request, task, {"type": kind}), 1) for kind, task in TABLE}
     return optimizer_runs.on_jax(runs, tmp_path_factory.mktemp("table_on_jax"))
 
 
@@ -90,8 +91,7 @@ def weights(tensors):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "task"), TABLE)
 def test_a_resumed_run_has_the_same_bits_and_the_engines_agree(
     request, table_on_jax, tmp_path, kind, task
 ):
@@ -108,10 +108,12 @@ def test_a_resumed_run_has_the_same_bits_and_the_engines_agree(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "kinds"), [("tensorflow", KINDS[3:]), ("jax", KINDS)])
+@pytest.mark.parametrize(("backend", "kinds"), [("tensorflow", KINDS[3:]), ("jax", KINDS[2:])])
 def test_a_killed_run_of_any_optimizer_resumes_to_the_same_bits(
     small_corpus, tmp_path, backend, kinds
 ):
+    """LAMB is killed in test_run_pretraining.py and test_jax_workers.py, AdamW in
+    test_training.py."""
     jobs = [
         jax_training.job(
             small_corpus,
@@ -141,14 +143,12 @@ def test_two_replicas_clip_the_summed_gradient_as_one_does(request, on_jax, tmp_
         on_tensorflow(run, tmp_path / "two", two_replicas())[1],
         *(on_jax[devices][1] for devices, _ in DIVIDED),
     ]
-    free = on_tensorflow(
-        run_of(request, "classification", CLIPPED | {"global_clipnorm": 0.0}), tmp_path / "free"
-    )
-    slot = "optimizer/output_weights/velocity"
-    assert np.abs(ends[0][slot]).max() < 0.01 * np.abs(free[1][slot]).max()
-    for other in ends[1:]:
-        assert_same(weights(ends[0]), weights(other), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(ends[0][slot], other[slot], rtol=1e-3, atol=1e-9)
+    beta = 0.999
+    norms = (1 - beta) * CLIPPED["global_clipnorm"] ** 2 * (1 + beta + beta**2)
+    for end in ends:
+        velocities = [v for n, v in end.items() if n.endswith("/velocity")]
+        assert sum(v.sum() for v in velocities) == pytest.approx(norms, rel=1e-3)
+        assert_same(weights(ends[0]), weights(end), rtol=1e-4, atol=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(request, on_jax, tmp_path):
@@ -162,44 +162,26 @@ def test_a_gradient_that_is_not_finite_changes_nothing(request, on_jax, tmp_path
     assert_same(before | after, before)
 
 
-def test_the_run_stops_after_skipped_updates_of_any_optimizer(request, tmp_path):
-    options = dataclasses.replace(QUIET, max_skipped_updates=2, steps_per_loop=1)
-    with pytest.raises(Diverged, match="not finite for 2 steps in a row"):
-        train(overflowing(request), tmp_path, options)
-
-
 # State
-
-
-def test_checkpoints_of_lamb_have_the_names_that_tensorflow_1_knows(request, tmp_path):
-    _, tensors, _ = on_tensorflow(run_of(request, "classification", {"type": "lamb"}), tmp_path)
-    ours = {n for n in tensors if n.startswith("optimizer/")}
-    assert ours == {"optimizer/iterations", "optimizer/skipped_updates"}
-    assert {"output_weights/adam_m", "output_weights/adam_v"} <= tensors.keys()
 
 
 def test_slots_are_carried_to_a_larger_model_and_others_start_again(small_corpus, tmp_path, capsys):
     config = dataclasses.replace(small_corpus.config, num_hidden_layers=2)
     stages = [dataclasses.replace(SHORT, steps=2, depth=1), dataclasses.replace(SHORT, steps=2)]
+    said = {}
+    for kind in "keras.optimizers:Nadam", "orscale", SCALED:
+        run = make_run(small_corpus, stages, config=config, optimizer=Optimizer(type=kind))
+        trained = train(run, tmp_path / kind)
+        said[kind] = capsys.readouterr().out
     for kind, scalar_slots in [("keras.optimizers:Nadam", 0), ("orscale", 2 * 6 + 2)]:
-        optimizer = Optimizer(type=kind)
-        train(make_run(small_corpus, stages, config=config, optimizer=optimizer), tmp_path / kind)
-        said = capsys.readouterr().out
-        carried, slots = map(int, re.search(r"moments: carried (\d+) of (\d+)", said).groups())
+        found = re.search(r"moments: carried (\d+) of (\d+)", said[kind]).groups()
+        carried, slots = map(int, found)
         assert slots - carried == scalar_slots
-        again = "start again, as they are not shaped like a variable: optimizer/bert/" in said
-        assert again == (scalar_slots > 0)
-
-
-def test_numbered_state_starts_again_in_a_larger_model(small_corpus, tmp_path, capsys):
-    config = dataclasses.replace(small_corpus.config, num_hidden_layers=2)
-    stages = [dataclasses.replace(SHORT, steps=2, depth=1), dataclasses.replace(SHORT, steps=2)]
-    run = make_run(small_corpus, stages, config=config, optimizer=Optimizer(type=SCALED))
-    scales = train(run, tmp_path).optimizer.scales
-    assert "start again, as they are not shaped like a variable: optimizer/scale" in (
-        capsys.readouterr().out
-    )
-    assert {float(scale.value) for scale in scales} == {3.0}  # 1, and the steps of the stage
+    again = "start again, as they are not shaped like a variable: optimizer/"
+    assert again not in said["keras.optimizers:Nadam"]
+    assert f"{again}bert/" in said["orscale"]
+    assert f"{again}scale" in said[SCALED]  # 1, and the steps of the last stage
+    assert {float(scale.value) for scale in trained.optimizer.scales} == {3.0}
 
 
 def test_slots_that_begin_as_the_weights_follow_an_initial_checkpoint(small_corpus, tmp_path):

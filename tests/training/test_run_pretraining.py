@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import warm_python
-from command_processes import without
+from command_processes import as_flags, without
 
 import official_bert
 from official_bert import run_pretraining
@@ -52,8 +52,8 @@ FLAGS = commands.flags_of(Pretrain)
 REFUSED = refused.flags(Pretrain)
 
 
-def call(*arguments):
-    return in_process.call(run_pretraining, Pretrain, arguments)
+def call(settings, *more):
+    return in_process.call(run_pretraining, Pretrain, [*as_flags(settings), *more])
 
 
 @pytest.fixture
@@ -66,10 +66,6 @@ def files(small_corpus, tmp_path):
         "input_files": small_corpus.train,
         "model_dir": str(tmp_path / "model"),
     }
-
-
-def as_flags(settings):
-    return [f"--{name}={value}" for name, value in settings.items()]
 
 
 SMALL = {
@@ -130,7 +126,7 @@ def test_every_flag_of_the_other_scripts_is_there_or_refused_with_its_reason(nam
     "argument", ["--use_fp16", "--nodo_train", "--gin_param=a.b=1", "--ng=8", "--output_dir out"]
 )
 def test_a_flag_of_another_script_is_refused_however_it_is_written(files, capsys, argument):
-    assert call(*as_flags(files | SMALL), *argument.split()) == 2
+    assert call(files | SMALL, *argument.split()) == 2
     name = argument.lstrip("-").split()[0].split("=")[0].removeprefix("no")
     reason = REFUSED[name]
     assert capsys.readouterr().err == f"run_pretraining: error: --{name} {reason}\n"
@@ -138,7 +134,7 @@ def test_a_flag_of_another_script_is_refused_however_it_is_written(files, capsys
 
 def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(files, capsys):
     idle = {"eval_batch_size": 8, "eval_steps": 2, "loss_scale": "dynamic", "num_gpus": 0}
-    assert call(*as_flags(files | SMALL | idle | {"distribution_strategy": "off"})) == 0
+    assert call(files | SMALL | idle | {"distribution_strategy": "off"}) == 0
     said = capsys.readouterr()
     assert "step 6/6" in said.out
     assert said.err.splitlines() == [
@@ -146,7 +142,7 @@ def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(file
         "warning: --eval_steps, --eval_batch_size have no effect without --eval_files.",
     ]
     assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 6
-    assert call(*as_flags(files | SMALL)) == 0
+    assert call(files | SMALL) == 0
     said = capsys.readouterr().out
     assert "resuming from " in said
     assert "step 6/6" not in said
@@ -155,7 +151,7 @@ def test_a_run_from_flags_leaves_a_checkpoint_and_goes_on_when_called_again(file
 def test_a_run_has_the_vocabulary_of_its_records_and_other_records_are_refused(
     files, small_corpus, tmp_path, capsys
 ):
-    assert call(*as_flags(files | SMALL | {"num_steps_per_epoch": 1, "warmup_steps": 1})) == 0
+    assert call(files | SMALL | {"num_steps_per_epoch": 1, "warmup_steps": 1}) == 0
     model, pieces = (
         pathlib.Path(files["model_dir"]),
         pathlib.Path(small_corpus.vocab_file).read_text(),
@@ -165,14 +161,14 @@ def test_a_run_has_the_vocabulary_of_its_records_and_other_records_are_refused(
     words = pieces.splitlines()
     (model / "vocab.txt").write_text("\n".join([*words[:-2], *words[:-3:-1]]) + "\n")
     start = {"init_checkpoint": str(model), "model_dir": str(tmp_path / "another")}
-    assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
+    assert call(without(files, "bert_config_file") | SMALL | start) == 2
     assert "input_files must be made with the vocabulary of" in capsys.readouterr().err
     (model / "vocab.txt").write_text(pieces)
     (model / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
+    assert call(without(files, "bert_config_file") | SMALL | start) == 2
     assert "input_files must be made with --do_lower_case=False" in capsys.readouterr().err
     (model / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
-    assert call(*as_flags(without(files, "bert_config_file") | SMALL | start)) == 2
+    assert call(without(files, "bert_config_file") | SMALL | start) == 2
     said = capsys.readouterr().err
     assert "must be made with --do_lower_case --strip_accents=False, as for" in said
     assert not (tmp_path / "another").exists()
@@ -192,13 +188,13 @@ def test_held_out_records_have_the_vocabulary_of_the_others(files, small_corpus,
         dupe_factor=1,
     )
     given = files | SMALL | {"eval_files": held_out}
-    assert call(*as_flags(given)) == 2
+    assert call(given) == 2
     assert "eval_files must be made with the vocabulary of" in capsys.readouterr().err
     (tmp_path / "others.tfrecord").write_bytes(  # as of another tool: of an unknown vocabulary
         next(small_corpus.folder.glob("train_32.tfrecord-*")).read_bytes()
     )
     given |= {"input_files": f"{tmp_path}/others.tfrecord", "model_dir": f"{tmp_path}/unknown"}
-    assert call(*as_flags(given)) == 0
+    assert call(given) == 0
     assert not (tmp_path / "unknown/vocab.txt").exists()
 
 
@@ -216,14 +212,14 @@ def test_warnings_of_the_builder_come_again_when_its_records_are_opened(
     warnings = manifest.warnings(made)
     assert any("sentence" in warning for warning in warnings)
     once = {"input_files": shards, "num_steps_per_epoch": 1, "warmup_steps": 1}
-    assert call(*as_flags(files | SMALL | once)) == 0
+    assert call(files | SMALL | once) == 0
     said = capsys.readouterr().err.splitlines()
     assert said == [f"warning: {shards}: {warning}" for warning in warnings]
 
 
 def test_a_warm_up_longer_than_the_run_is_done_as_far_as_it_goes_with_a_warning(files, capsys):
     changed = {"warmup_steps": 60, "log_steps": 1, "num_steps_per_epoch": 3}
-    assert call(*as_flags(files | SMALL | changed)) == 0
+    assert call(files | SMALL | changed) == 0
     said = capsys.readouterr().out
     assert "has 3 steps, but its warm-up takes 60" in said
     assert "rate 1.67e-04" in said  # 5e-3 · 2 / 60, in the third update
@@ -337,7 +333,7 @@ def test_a_run_in_a_bucket_keeps_whether_xla_compiled_it_when_jax_resumes_it(tmp
     ],
 )
 def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, changed, message):
-    assert call(*as_flags(files | SMALL | changed)) == 2
+    assert call(files | SMALL | changed) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -349,7 +345,7 @@ def test_ctrl_c_before_the_first_update_ends_with_one_line(files, capsys, monkey
     # As in a terminal, also where the tests run in a shell's background, which ignores SIGINT.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, previous))
-    assert call(*as_flags(files | SMALL)) == 130
+    assert call(files | SMALL) == 130
     said = capsys.readouterr()
     assert said.out == (
         "Stopped at once. Run the same command again to resume from the last checkpoint.\n"
@@ -362,7 +358,7 @@ def test_a_signal_amid_the_first_files_waits_for_a_checkpoint(files, monkeypatch
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(trainer, "record_start", killed)
-    assert call(*as_flags(files | SMALL)) == 143
+    assert call(files | SMALL) == 143
     assert checkpoints.CheckpointStore(files["model_dir"]).latest().step == 1
 
 
@@ -372,29 +368,39 @@ def test_a_second_ctrl_c_stops_at_once_also_after_a_sigterm(files, monkeypatch):
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr(trainer, "record_start", killed)
-    assert call(*as_flags(files | SMALL)) == 130
+    assert call(files | SMALL) == 130
     assert checkpoints.CheckpointStore(files["model_dir"]).latest() is None
 
 
 def test_a_vocabulary_beyond_the_models_is_refused(files, small_corpus, tmp_path, capsys):
     config = json.loads(small_corpus.config.to_json()) | {"vocab_size": 200}
     (tmp_path / "bert_config.json").write_text(json.dumps(config))
-    assert call(*as_flags(files | SMALL)) == 2
+    assert call(files | SMALL) == 2
     assert "vocab" in capsys.readouterr().err
 
 
-def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path):
-    recipe = tmp_path / "mine.py"
-    recipe.write_text(
+SHORT_AND_LONG = """
+    Stage(max_seq_length=32, max_predictions_per_seq=5, **same),
+    Stage(max_seq_length=64, max_predictions_per_seq=10, **same),
+"""
+
+
+def write_recipe(folder, same, stages):
+    """Writes a recipe of stages, expressions that may use `same`; the flag's value."""
+    path = folder / "mine.py"
+    path.write_text(
         "from official_bert.recipes import Recipe\n"
         "from official_bert.stages import Stage\n"
-        "def two():\n"
-        "    first = dict(batch_size=8, learning_rate=1e-3, steps=2)\n"
-        "    return Recipe(stages=(\n"
-        "        Stage(max_seq_length=32, max_predictions_per_seq=5, **first),\n"
-        "        Stage(max_seq_length=64, max_predictions_per_seq=10, **first)))\n"
+        f"same = {same}\n"
+        f"def recipe():\n    return Recipe(stages=({stages}))\n"
     )
-    args = commands.parse(Pretrain, [*as_flags(files), f"--recipe={recipe}:two"])
+    return f"{path}:recipe"
+
+
+def test_a_recipe_from_a_file_sets_the_stages(files, tmp_path):
+    same = "dict(batch_size=8, learning_rate=1e-3, steps=2)"
+    recipe = write_recipe(tmp_path, same, SHORT_AND_LONG)
+    args = commands.parse(Pretrain, as_flags(files | {"recipe": recipe}))
     stages = run_pretraining.run_from_flags(args).stages
     assert [(stage.steps, stage.max_seq_length) for stage in stages] == [(2, 32), (2, 64)]
 
@@ -434,59 +440,42 @@ def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_co
     few, many = (tmp_path / "few", tmp_path / "many")
     for share, folder in ((0.1, few), (0.4, many)):
         flag = {"masked_lm_prob": share, "model_dir": str(folder)}
-        assert call(*as_flags(files | SMALL | dynamic | flag)) == 0
+        assert call(files | SMALL | dynamic | flag) == 0
     assert json.loads((many / "run.json").read_text())["masked_lm_prob"] == 0.4
     weights = [checkpoints.CheckpointStore(folder).latest().tensors() for folder in (few, many)]
     name = "bert/embeddings/word_embeddings"
     assert not np.array_equal(weights[0][name], weights[1][name])
 
 
-def test_the_next_sentence_task_can_be_left_out(files, tmp_path):
-    assert call(*as_flags(files | SMALL), "--nouse_next_sentence_label") == 0
-    line = json.loads((tmp_path / "model" / "train_log.jsonl").read_text().splitlines()[-1])
-    assert "next_sentence_loss" not in line
-    assert line["loss"] == line["masked_lm_loss"]
-
-
-def test_summaries_and_a_profile_are_written(files, tmp_path):
-    assert call(*as_flags(files | SMALL | {"profile_steps": "2,3"})) == 0
-    folder = tmp_path / "model" / "summaries" / "train"
-    assert list(folder.glob("events.out.tfevents.*"))
-    assert list(folder.rglob("*.xplane.pb"))
-
-
-@pytest.mark.parametrize("window", ["2,3", "5,100"])
-def test_a_profile_that_was_begun_is_written_however_the_run_ends(files, tmp_path, window):
-    """With its window; with an error in it, and the end of a stage before that."""
-    recipe = tmp_path / "mine.py"
-    recipe.write_text(
-        "from official_bert.recipes import Recipe\n"
-        "from official_bert.stages import Stage\n"
-        "def two():\n"
-        "    same = dict(batch_size=8, steps=60, max_seq_length=32, max_predictions_per_seq=5)\n"
-        "    fine = Stage(learning_rate=1e-3, **same)\n"
-        "    return Recipe(stages=(fine, Stage(learning_rate=1e30, **same)))\n"
-    )
-    settings = files | {
-        "recipe": f"{recipe}:two",
-        "distribution_strategy": "off",
-        "profile_steps": window,
-        "max_skipped_updates": 3,
-    }
-    assert call(*as_flags(settings)) == 3
-    assert list((tmp_path / "model" / "summaries" / "train").rglob("*.xplane.pb"))
-    with tf.profiler.experimental.Profile(str(tmp_path / "another")):
+def assert_profile_is_written_and_over(folder):
+    assert list((folder / "model/summaries/train").rglob("*.xplane.pb"))
+    with tf.profiler.experimental.Profile(str(folder / "another")):
         """Another can be begun: none is on."""
 
 
-def test_a_profile_that_lies_behind_is_not_silently_left_out(files, capsys):
-    assert call(*as_flags(files | SMALL)) == 0
-    assert "warning" not in capsys.readouterr().out
-    assert call(*as_flags(files | SMALL | {"profile_steps": "2,3"})) == 0
-    assert (
-        "warning: profile_steps=2,3 has no effect: this run resumes after step 6"
-        in capsys.readouterr().out
+def test_a_profile_amid_which_a_run_fails_is_written(files, tmp_path):
+    """In its second stage."""
+    recipe = write_recipe(
+        tmp_path,
+        "dict(batch_size=8, steps=20, max_seq_length=32, max_predictions_per_seq=5)",
+        "Stage(learning_rate=1e-3, **same), Stage(learning_rate=1e30, **same)",
     )
+    changed = {"distribution_strategy": "off", "profile_steps": "5,40", "max_skipped_updates": 3}
+    assert call(files | {"recipe": recipe} | changed) == 3
+    assert_profile_is_written_and_over(tmp_path)
+
+
+def test_summaries_and_a_profile_are_written_and_one_that_lies_behind_is_warned_of(
+    files, tmp_path, capsys
+):
+    settings = files | SMALL | {"profile_steps": "2,3"}
+    assert call(settings) == 0
+    assert "warning" not in capsys.readouterr().out
+    assert list((tmp_path / "model/summaries/train").glob("events.out.tfevents.*"))
+    assert_profile_is_written_and_over(tmp_path)
+    assert call(settings) == 0
+    message = "warning: profile_steps=2,3 has no effect: this run resumes after step 6"
+    assert message in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -515,11 +504,10 @@ def damaged(good):
     return bytes(damage)
 
 
-def changed(name, change):
+def with_changed_ids(change):
     def bad(good):
         example = tf.train.Example.FromString(good)
-        values = example.features.feature[name].int64_list.value
-        change(values)
+        change(example.features.feature["input_ids"].int64_list.value)
         return records.frame(example.SerializeToString())
 
     return bad
@@ -535,24 +523,20 @@ def assert_ended_at_a_record(code, error, where, what, model_dir):
 
 
 @pytest.mark.parametrize(
-    ("bad", "what"),
+    ("change", "what"),
     [
-        (damaged, "its checksum does not match"),
-        (
-            changed("input_ids", lambda ids: ids.__setitem__(5, 9999)),
-            "; got 9999. Make the",
-        ),
-        (changed("input_ids", lambda ids: ids.append(1)), "must have length 32; got 33"),
+        (lambda ids: ids.__setitem__(5, 9999), "; got 9999. Make the"),
+        (lambda ids: ids.append(1), "must have length 32; got 33"),
     ],
 )
 def test_a_bad_record_in_mid_run_ends_it_in_one_line(
-    files, many_records, bad, what, capfd, monkeypatch
+    files, many_records, change, what, capfd, monkeypatch
 ):
-    names, where = many_records(bad, 2048, 1024)
+    names, where = many_records(with_changed_ids(change), 2048, 1024)
     settings = files | SMALL | names | {"train_batch_size": 64, "num_steps_per_epoch": 99}
     monkeypatch.setattr(input_pipeline, "WINDOW_RECORDS", 1024)
     monkeypatch.setattr(record_files, "BLOCKS_IN_FINGERPRINT", 1)  # which would find it before
-    code = call(*as_flags(settings | {"save_checkpoints_steps": 4}))
+    code = call(settings | {"save_checkpoints_steps": 4})
     assert_ended_at_a_record(code, capfd.readouterr().err, where, what, files["model_dir"])
 
 
@@ -583,17 +567,10 @@ def start(settings, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, popen=warm
 
 STAGES = (48, 24, 24)
 THREE_STAGES = """
-from official_bert.recipes import Recipe
-from official_bert.stages import Stage
-
-def three():
-    same = dict(batch_size=8, learning_rate=1e-3, warmup_steps=5)
-    short = dict(max_seq_length=32, max_predictions_per_seq=5, **same)
-    long = dict(max_seq_length=64, max_predictions_per_seq=10, **same)
-    return Recipe(stages=(
-        Stage(steps={}, depth=1, **short),
-        Stage(steps={}, depth=2, trained_layers=(1,), train_embeddings=False, **short),
-        Stage(steps={}, depth=2, **long)))
+    Stage(steps={}, depth=1, max_seq_length=32, max_predictions_per_seq=5, **same),
+    Stage(steps={}, depth=2, max_seq_length=32, max_predictions_per_seq=5,
+          trained_layers=(1,), train_embeddings=False, **same),
+    Stage(steps={}, depth=2, max_seq_length=64, max_predictions_per_seq=10, **same),
 """.format(*STAGES)
 
 
@@ -633,11 +610,11 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
     files, small_corpus, tmp_path
 ):
     """SIGKILL in mid-checkpoint, at changes of stage, in the last export, and at any moments."""
-    (tmp_path / "mine.py").write_text(THREE_STAGES)
+    same = "dict(batch_size=8, learning_rate=1e-3, warmup_steps=5)"
     shape = json.loads(small_corpus.config.to_json()) | {"num_hidden_layers": 2}
     pathlib.Path(files["bert_config_file"]).write_text(json.dumps(shape))
     settings = files | {
-        "recipe": f"{tmp_path / 'mine.py'}:three",
+        "recipe": write_recipe(tmp_path, same, THREE_STAGES),
         "eval_files": small_corpus.held_out,
         "eval_steps": 16,
         "log_steps": 6,
@@ -690,17 +667,9 @@ def test_kills_at_random_moments_of_the_whole_run_change_not_a_bit_of_what_it_le
 @pytest.mark.slow
 def test_many_stages_of_one_model_are_traced_once_a_shape_and_nothing_is_on_stderr(files, tmp_path):
     """TensorFlow warns of 5 traces in some 10 calls, which 8 stages of one call each would be."""
-    recipe = tmp_path / "mine.py"
-    recipe.write_text(
-        "from official_bert.recipes import Recipe\n"
-        "from official_bert.stages import Stage\n"
-        "def eight():\n"
-        "    same = dict(steps=3, batch_size=8, learning_rate=1e-3)\n"
-        "    short = Stage(max_seq_length=32, max_predictions_per_seq=5, **same)\n"
-        "    long = Stage(max_seq_length=64, max_predictions_per_seq=10, **same)\n"
-        "    return Recipe(stages=(short, long) * 4)\n"
-    )
-    settings = files | {"recipe": f"{recipe}:eight", "steps_per_loop": 3}
+    same = "dict(batch_size=8, learning_rate=1e-3, steps=3)"
+    recipe = write_recipe(tmp_path, same, SHORT_AND_LONG * 4)
+    settings = files | {"recipe": recipe, "steps_per_loop": 3}
     process = start(settings, stderr=subprocess.PIPE, popen=subprocess.Popen)
     output, error = process.communicate()
     assert process.returncode == 0
