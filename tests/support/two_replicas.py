@@ -32,7 +32,9 @@ def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float
     def step(both):
         def on_replica():
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            grads = [tf.gather(tf.stack(pair), replica) for pair in zip(*both)]
+            grads = tf.nest.map_structure(
+                lambda *each: tf.gather(tf.stack(each), replica), *both, expand_composites=True
+            )
             if reduced:
                 grads = tf.distribute.get_replica_context().all_reduce("SUM", grads)
                 optimizer.apply(grads, variables, skip_gradients_aggregation=True)
@@ -42,7 +44,7 @@ def train_on_replicas(optimizer_of, weights, gradients_of_replicas, dtype="float
         strategy.run(on_replica)
 
     for both in gradients_of_replicas:
-        step([[tf.convert_to_tensor(g) for g in grads] for grads in both])
+        step(tf.nest.map_structure(tf.convert_to_tensor, both, expand_composites=True))
     return variables, optimizer
 
 
