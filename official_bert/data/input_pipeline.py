@@ -15,7 +15,7 @@ that feed it. Any step can be read directly. Every record comes exactly once per
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 WINDOW_RECORDS = 65536
 MAX_SECTIONS = 16
 MIN_ROWS = 16  # of a section in a batch: fewer would be slow
-
-
-class Window(NamedTuple):
-    """The sections of a window that feed this host."""
-
-    records: ParsedRecords
-    orders: np.ndarray  # (sections, records in a section)
 
 
 def batch_spec(
@@ -131,7 +124,13 @@ class Batches:
         files = RecordFiles(patterns)
         self.num_examples = files.num_records
         self.num_batches = -(-self.num_examples // batch_size)
-        _check_vocabulary(files, vocab_size)
+        if files.manifest and vocab_size and files.manifest["vocabulary"]["size"] > vocab_size:
+            raise ValueError(
+                f"{files.paths[0]} must be made with a vocabulary of at most {vocab_size:,} "
+                "tokens, the model's vocab_size; got "
+                f"{files.manifest['vocabulary']['size']:,}. Make the records again with the "
+                "model's vocabulary."
+            )
         given = {
             "masked_lm_prob": masked_lm_prob,
             "do_whole_word_mask": do_whole_word_mask,
@@ -262,8 +261,8 @@ class Batches:
             self._whole = self._read(self._plan.files.runs(0, self.num_examples))
         return self._whole
 
-    def _window(self, window: int) -> Window:
-        """This host's part of a window, while the next one's is fetched."""
+    def _window(self, window: int) -> tuple[ParsedRecords, np.ndarray]:
+        """This host's records of a window, the orders of its sections; the next is fetched."""
         for old in self._windows.keys() - {window, window + 1}:
             self._windows.pop(old).cancel()
         for wanted in (window, window + 1):
@@ -271,7 +270,7 @@ class Batches:
                 self._windows[wanted] = self._loader.submit(self._load_window, wanted)
         return self._windows[window].result()
 
-    def _load_window(self, window: int) -> Window:
+    def _load_window(self, window: int) -> tuple[ParsedRecords, np.ndarray]:
         size = self._plan.window_steps * self._plan.width
         runs: list[RecordRange] = []
         orders: list[np.ndarray] = []
@@ -285,7 +284,7 @@ class Batches:
                 order = permutation(self._key("section", window, section, epoch), count)
                 orders.append(order + sum(len(o) for o in orders))
                 start += count
-        return Window(self._read(runs), np.concatenate(orders).reshape(-1, size))
+        return self._read(runs), np.concatenate(orders).reshape(-1, size)
 
     def _epoch_runs(self, epoch: int, place: int, count: int) -> list[RecordRange]:
         """The records `place` … `place + count` of an epoch."""
@@ -328,15 +327,6 @@ def _number_of_sections(batch_size: int, window: int) -> int:
     return sections
 
 
-def _check_vocabulary(files: RecordFiles, vocab_size: int | None) -> None:
-    if files.manifest and vocab_size and files.manifest["vocabulary"]["size"] > vocab_size:
-        raise ValueError(
-            f"{files.paths[0]} must be made with a vocabulary of at most {vocab_size:,} tokens, "
-            f"the model's vocab_size; got {files.manifest['vocabulary']['size']:,}. Make the "
-            "records again with the model's vocabulary."
-        )
-
-
 def _parser(
     files: RecordFiles,
     lengths: tuple[int, int],
@@ -374,15 +364,8 @@ def _static_parser(
             f"{files.paths[0]}. Leave it out, or make the records with --dynamic_masking."
         )
     parser = StaticParser(files.read(0, 0, 1)[0], files.name(0), *lengths, vocab_size)
-    _check_one_kind_of_row(files, "sequence_ids" in parser.features)
-    return parser
-
-
-def _check_one_kind_of_row(files: RecordFiles, packed: bool) -> None:
-    """Refuses files of which some have packed rows and others have not.
-
-    A manifest tells; without one, the first record does.
-    """
+    # Either all files have packed rows or none: without a manifest, the first record tells.
+    packed = "sequence_ids" in parser.features
     numbers, blocks = np.unique(files.blocks[:, 0], return_index=True)
     for path, block in zip((files.paths[n] for n in numbers), blocks, strict=True):
         if path in files.unlisted and is_packed(files.read(int(block), 0, 1)[0], path) != packed:
@@ -392,6 +375,7 @@ def _check_one_kind_of_row(files: RecordFiles, packed: bool) -> None:
                 f"{files.paths[numbers[0]]} and of {kinds[1]} in {path}. Read the files of one "
                 "build only."
             )
+    return parser
 
 
 def _dynamic_masking(

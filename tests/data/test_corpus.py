@@ -128,7 +128,11 @@ def test_a_pattern_that_matches_nothing_is_named(pattern):
     ("name", "content", "message"),
     [
         ("latin.txt", b"good\nna\xefve\n", r"latin\.txt, line 2 must be UTF-8; .*iconv"),
-        ("cut.txt.gz", gzip.compress(b"x" * 10000)[:-9], r"cut\.txt\.gz cannot be read after line"),
+        (
+            "cut.txt.gz",
+            gzip.compress(b"x" * 10000, mtime=0)[:-9],
+            r"cut\.txt\.gz cannot be read after line",
+        ),
         ("cut.txt.xz", lzma.compress(bytes(range(256)) * 99)[:-40], r"cut\.txt\.xz"),
         ("no.txt.bz2", b"plain text", r"no\.txt\.bz2 cannot be read after line 0"),
         ("a.jsonl", b'{"text": "good"}\n{"txt": "bad"}\n', r"line 2 .*'txt'.*text_field"),

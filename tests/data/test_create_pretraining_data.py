@@ -64,6 +64,7 @@ def test_text_to_vocabulary_to_records_by_two_commands(small_text, tmp_path):
         f"--vocab_file={vocab_file}",
         "--vocab_size=500",
         module="learn_vocabulary",
+        script=True,
     )
     assert learned.returncode == 0, learned.stderr
     assert len(tokenization.read_vocabulary(str(vocab_file))) == 500

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from small_text import SHARED, needs_shared
 
+from official_bert.create_pretraining_data import create_pretraining_data
 from official_bert.data.input_pipeline import Batches
 from official_bert.data.instances import Settings
 from official_bert.data.record_files import RecordFiles
@@ -139,7 +140,7 @@ def test_without_shuffling_the_files_come_in_order_and_the_last_batch_is_padded(
     for window in (65536, 256):
         data = batches(made, shuffle=False, window_records=window, batch_size=128)
         assert data.num_examples == len(records)
-        assert data.num_batches == -(-len(records) // 128)
+        assert data.num_batches == len(data) == -(-len(records) // 128)
         whole = joined([data[step] for step in range(data.num_batches)])
         real = whole["example_weights"] == 1
         assert real.sum() == len(records)
@@ -179,8 +180,10 @@ def test_the_original_scripts_records_are_read(tmp_path):
 
 
 def test_both_sets_of_feature_names_give_the_same_batches(made, small_text, tmp_path):
-    small_text.build(
-        ",".join(str(tmp_path / f"static{n}") for n in range(3)),
+    create_pretraining_data(
+        small_text.path,
+        [str(tmp_path / f"static{n}") for n in range(3)],
+        small_text.vocab_file,
         Settings(LENGTH, PREDICTIONS, dupe_factor=2),
         input_format="paragraphs",
         use_v2_feature_names=True,

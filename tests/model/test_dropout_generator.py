@@ -63,7 +63,7 @@ def upper(matrix):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [0.01, 0.05, 0.1, 0.15, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_rate_holds_over_a_tensor_and_varies_over_its_rows_and_columns_as_by_chance(
     seeds, shape, rate

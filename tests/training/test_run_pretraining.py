@@ -447,6 +447,13 @@ def test_records_for_dynamic_masking_are_masked_as_the_flags_say(files, small_co
     assert not np.array_equal(weights[0][name], weights[1][name])
 
 
+def test_the_next_sentence_task_can_be_left_out(files, tmp_path):
+    assert call(files | SMALL, "--nouse_next_sentence_label") == 0
+    line = json.loads((tmp_path / "model" / "train_log.jsonl").read_text().splitlines()[-1])
+    assert "next_sentence_loss" not in line
+    assert line["loss"] == line["masked_lm_loss"]
+
+
 def assert_profile_is_written_and_over(folder):
     assert list((folder / "model/summaries/train").rglob("*.xplane.pb"))
     with tf.profiler.experimental.Profile(str(folder / "another")):
@@ -523,16 +530,17 @@ def assert_ended_at_a_record(code, error, where, what, model_dir):
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("bad", "what"),
     [
-        (lambda ids: ids.__setitem__(5, 9999), "; got 9999. Make the"),
-        (lambda ids: ids.append(1), "must have length 32; got 33"),
+        (damaged, "its checksum does not match"),
+        (with_changed_ids(lambda ids: ids.__setitem__(5, 9999)), "; got 9999. Make the"),
+        (with_changed_ids(lambda ids: ids.append(1)), "must have length 32; got 33"),
     ],
 )
 def test_a_bad_record_in_mid_run_ends_it_in_one_line(
-    files, many_records, change, what, capfd, monkeypatch
+    files, many_records, bad, what, capfd, monkeypatch
 ):
-    names, where = many_records(with_changed_ids(change), 2048, 1024)
+    names, where = many_records(bad, 2048, 1024)
     settings = files | SMALL | names | {"train_batch_size": 64, "num_steps_per_epoch": 99}
     monkeypatch.setattr(input_pipeline, "WINDOW_RECORDS", 1024)
     monkeypatch.setattr(record_files, "BLOCKS_IN_FINGERPRINT", 1)  # which would find it before
