@@ -9,21 +9,16 @@ import signal
 import numpy as np
 import pytest
 import worker_processes
-from small_runs import assert_same
+from command_processes import as_flags
+from small_runs import assert_same, pretraining_settings, without_dropout
 
-from official_bert.model.config import BertConfig
 from official_bert.training import checkpoints
 
 STEPS = 30
 SETTINGS = {
-    "max_seq_length": 32,
-    "max_predictions_per_seq": 5,
-    "train_batch_size": 16,
     "num_steps_per_epoch": STEPS,
-    "num_train_epochs": 1,
     "warmup_steps": 5,
     "learning_rate": 1e-3,
-    "optimizer_type": "lamb",
     "log_steps": 5,
     "save_checkpoints_steps": 10,
     "train_summary_interval": -1,
@@ -35,21 +30,10 @@ WAITING = [str(SUPPORT / "hooked_worker.py"), "waiting"]
 @pytest.fixture(scope="module")
 def arguments(small_corpus, tmp_path_factory):
     """Function of the model directory that returns the flags of a run without dropout."""
-    config = json.loads(small_corpus.config.to_json())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    path = tmp_path_factory.mktemp("config") / "bert_config.json"
-    path.write_text(BertConfig(**config).to_json())
-
-    def flags(model_dir, **changed):
-        files = {
-            "bert_config_file": path,
-            "input_files": small_corpus.train,
-            "eval_files": small_corpus.held_out,
-            "model_dir": model_dir,
-        }
-        return [f"--{name}={value}" for name, value in (SETTINGS | files | changed).items()]
-
-    return flags
+    corpus = small_corpus._replace(config=without_dropout(small_corpus.config))
+    settings = pretraining_settings(corpus, tmp_path_factory.mktemp("config"), **SETTINGS)
+    settings["eval_files"] = corpus.held_out
+    return lambda model_dir, **changed: as_flags(settings | {"model_dir": model_dir} | changed)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +96,8 @@ def test_a_signal_to_one_worker_stops_all_after_the_same_update(
 ):
     """On workers from TF_CONFIG; resumed, exactly, on workers from Slurm's variables."""
     flags = arguments(tmp_path / "model")
-    workers = start_waiting(flags, tmp_path, monkeypatch, source="TF_CONFIG")
+    by_tf_config, by_slurm = worker_processes.by_tf_config, worker_processes.by_slurm
+    workers = start_waiting(flags, tmp_path, monkeypatch, launcher=by_tf_config)
     workers[1].process.send_signal(signal.SIGTERM)
     (tmp_path / "go").touch()
     assert worker_processes.finish(workers) == [143, 143]
@@ -121,7 +106,7 @@ def test_a_signal_to_one_worker_stops_all_after_the_same_update(
     for worker in workers:
         assert f"Stopped at step {step}. Run the same command again" in worker.said()
         assert "Traceback" not in worker.said()
-    assert_same(run(2, flags, tmp_path, source="Slurm"), trained(2))
+    assert_same(run(2, flags, tmp_path, launcher=by_slurm), trained(2))
 
 
 @pytest.mark.slow

@@ -1,38 +1,78 @@
-"""Runs of seconds on `small_corpus`, for the tests of the training loop."""
+"""Runs of seconds on `small_corpus` and on small labelled examples, for tests of the loop."""
 
 import dataclasses
 import json
 import re
 import shutil
 
+import jax_training
 import numpy as np
 import tensorflow as tf
 
 from official_bert.engines import loop_state, tf_update
 from official_bert.engines.tf_distribute import TfDistribute
+from official_bert.model.config import BertConfig
 from official_bert.stages import LoopOptions, Optimizer, Run, Stage
 from official_bert.training import checkpoints
 from official_bert.training.run_files import step_and_count
 from official_bert.training.trainer import Trainer
 
-SHORT = Stage(
-    steps=8,
-    batch_size=16,
-    max_seq_length=32,
-    max_predictions_per_seq=5,
-    learning_rate=5e-3,
-    warmup_steps=3,
-)
+SHORT = dataclasses.replace(jax_training.STAGE, steps=8)
 LONG = dataclasses.replace(
     SHORT, steps=4, batch_size=8, max_seq_length=64, max_predictions_per_seq=10
 )
 QUIET = LoopOptions(log_steps=4, save_checkpoints_steps=4, steps_per_loop=4)
+# Of fine-tuning.
+STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 
 
 def make_run(corpus, stages=(SHORT, LONG), **settings):
     settings.setdefault("config", corpus.config)
     settings.setdefault("optimizer", Optimizer())
     return Run(stages=tuple(stages), input_files=(corpus.train,), **settings)
+
+
+def fine_tuning_config(vocab_size):
+    """A BERT that learns the small questions and tags from random weights."""
+    return BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.1,
+    )
+
+
+def fine_tuning_run(make_task, small, **changed):
+    """A run of `make_task(small)` on the small examples, with other values of some fields."""
+    settings = {
+        "config": small.config,
+        "stages": (STAGE,),
+        "optimizer": Optimizer(type="adamw", beta_2=0.98),
+        "input_files": (small.train,),
+        "task": make_task(small),
+    }
+    return Run(**settings | changed)
+
+
+def pretraining_settings(corpus, folder, **changed):
+    """The flags of a small pre-training by name; its files are in `folder`."""
+    path = folder / "bert_config.json"
+    path.write_text(corpus.config.to_json())
+    return {
+        "bert_config_file": path,
+        "input_files": corpus.train,
+        "model_dir": folder / "model",
+        "max_seq_length": SHORT.max_seq_length,
+        "max_predictions_per_seq": SHORT.max_predictions_per_seq,
+        "train_batch_size": SHORT.batch_size,
+        "num_train_epochs": 1,
+        "learning_rate": SHORT.learning_rate,
+        "optimizer_type": "lamb",
+        **changed,
+    }
 
 
 def without_dropout(config):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import warm_python
 
 COMMAND = "official_bert.run_pretraining"
+SEVERAL = "--distribution_strategy=multi_worker_mirrored"
 
 
 class Worker(NamedTuple):
@@ -35,26 +36,60 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
+def _hosts(ports):
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+# Launchers: flags of a worker and variables of its environment, by which it learns of the others.
+
+
+def by_flags(index, ports):
+    """One worker trains alone."""
+    if len(ports) == 1:
+        return ["--distribution_strategy=off"], {}
+    hosts = ",".join(_hosts(ports))
+    return [SEVERAL, f"--worker_hosts={hosts}", f"--task_index={index}"], {}
+
+
+def by_tf_config(index, ports):
+    config = {"cluster": {"worker": _hosts(ports)}, "task": {"type": "worker", "index": index}}
+    return [SEVERAL], {"TF_CONFIG": json.dumps(config)}
+
+
+def by_slurm(index, ports):
+    """As tasks of one node; the number of the job decides which ports they take."""
+    return [SEVERAL], {
+        "SLURM_JOB_ID": str(ports[0]),
+        "SLURM_PROCID": str(index),
+        "SLURM_NTASKS": str(len(ports)),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": str(len(ports)),
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": str(index),
+    }
+
+
 def start(
-    count, arguments, folder, source="flags", command=("-m", "official_bert.run_pretraining")
+    count,
+    arguments,
+    folder,
+    launcher=by_flags,
+    command=("-m", COMMAND),
+    environment=lambda index: os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
 ):
-    """Starts this many workers, which learn of each other from `source`; one trains alone.
+    """Starts this many workers.
 
     Args:
         count: Workers.
         arguments: Flags of all of them; a function of the worker's index, if they differ.
         folder: Where their output goes.
-        source: `"flags"`, `"TF_CONFIG"` or `"Slurm"`.
+        launcher: One of those above.
         command: What Python runs.
+        environment: A function of the worker's index.
     """
-    hosts = [f"127.0.0.1:{port}" for port in free_ports(count)]
-    job = free_ports(1)[0]
-    workers = []
+    ports, workers = free_ports(count), []
     for index in range(count):
-        topology, variables = ["--distribution_strategy=off"], {}
-        if count > 1:
-            topology = ["--distribution_strategy=multi_worker_mirrored"]
-            topology, variables = _topology(hosts, index, source, job)
+        topology, variables = launcher(index, ports)
         given = arguments(index) if callable(arguments) else arguments
         output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
         with output.open("w") as file:
@@ -62,30 +97,10 @@ def start(
                 [sys.executable, *command, *given, *topology],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | variables,
+                env=environment(index) | variables,
             )
         workers.append(Worker(process, output))
     return workers
-
-
-def _topology(hosts, index, source, job):
-    flags, variables = ["--distribution_strategy=multi_worker_mirrored"], {}
-    if source == "flags":
-        flags += [f"--worker_hosts={','.join(hosts)}", f"--task_index={index}"]
-    elif source == "TF_CONFIG":
-        task = {"type": "worker", "index": index}
-        variables = {"TF_CONFIG": json.dumps({"cluster": {"worker": hosts}, "task": task})}
-    else:
-        variables = {
-            "SLURM_JOB_ID": str(job),
-            "SLURM_PROCID": str(index),
-            "SLURM_NTASKS": str(len(hosts)),
-            "SLURM_STEP_NODELIST": "localhost",
-            "SLURM_STEP_TASKS_PER_NODE": str(len(hosts)),
-            "SLURM_NODEID": "0",
-            "SLURM_LOCALID": str(index),
-        }
-    return flags, variables
 
 
 def wait_for(workers, text, timeout=600):
