@@ -4,12 +4,31 @@ A kind is a function of a folder. It returns a function of a random generator, w
 damaged input and reads it, and the errors that may refuse it.
 """
 
+import datetime
+import gzip
 import json
 import sys
 import warnings
 from pathlib import Path
 
-from fuzz_checkpoints import ERRORS, as_text, bundles, changed, damaged, keras_files, safetensors
+import fuzz_checkpoints
+import numpy as np
+from bert_checkpoints import CONFIG, write_vocabulary
+from fuzz_checkpoints import ERRORS, as_text, changed, damaged
+
+from official_bert import run_classifier, run_squad, run_tagger
+from official_bert.commands import commands, pretraining_settings, refused
+from official_bert.create_pretraining_data import create_pretraining_data
+from official_bert.data import tokenization
+from official_bert.data.input_pipeline import Batches
+from official_bert.data.instances import Instance, Settings
+from official_bert.data.records import DynamicRecord, StaticRecord, frame
+from official_bert.data.tokenizer_settings import read as read_settings
+from official_bert.model.config import BertConfig
+from official_bert.reporting import contents, page
+from official_bert.run_pretraining import run_from_flags
+from official_bert.tasks import labels
+from official_bert.training import checkpoints, model_directory
 
 LENGTH, PREDICTIONS, TOKENS = 16, 3, 40
 
@@ -19,9 +38,6 @@ LENGTH, PREDICTIONS, TOKENS = 16, 3, 40
 
 def records(folder: Path):
     """Files of static records: their bytes, and records with right checksums around damage."""
-    from official_bert.data.instances import Instance
-    from official_bert.data.records import StaticRecord, frame
-
     instances = [
         Instance([2, *range(5, 5 + n), 3], n, [1, 2], [7, 8], bool(n % 2)) for n in range(3, 9)
     ]
@@ -43,15 +59,11 @@ def records(folder: Path):
 
 
 def _packed(content, rng):
-    import gzip
-
     packed = gzip.compress(content, mtime=0)
     return damaged(packed, rng) if rng.random() < 0.5 else packed
 
 
 def _read_records(path):
-    from official_bert.data.input_pipeline import Batches
-
     batches = Batches([str(path)], 4, LENGTH, PREDICTIONS, vocab_size=TOKENS, shuffle=False)
     for step in range(min(batches.num_batches, 3)):
         batches[step]
@@ -59,20 +71,15 @@ def _read_records(path):
 
 def built_records(folder: Path):
     """Records with a manifest, for dynamic masking, plain and compressed: both files damaged."""
-    from official_bert.create_pretraining_data import create_pretraining_data
-    from official_bert.data.instances import Settings
-    from official_bert.data.records import DynamicRecord
-
     _write_vocabulary(folder / "vocab.txt")
     (folder / "text").write_text("the cat sat .\na mat sat on the cat .\n\nun cat .\non a mat .\n")
     made = {}
-    for gzip in False, True:
-        name = "p.tfrecord.gz" if gzip else "p.tfrecord"
+    for name in "p.tfrecord", "p.tfrecord.gz":
         create_pretraining_data(
             str(folder / "text"), str(folder / name), str(folder / "vocab.txt"),
             Settings(max_seq_length=LENGTH, max_predictions_per_seq=PREDICTIONS),
             dynamic_masking=True,
-            gzip_compress=gzip, num_workers=1,
+            gzip_compress=name.endswith(".gz"), num_workers=1,
         )  # fmt: skip
         manifest = next(folder.glob("p*.manifest.json"))
         made[name] = json.loads(manifest.read_bytes()), (folder / name).read_bytes()
@@ -117,8 +124,6 @@ def built_records(folder: Path):
 
 
 def _write_vocabulary(path):
-    from bert_checkpoints import write_vocabulary
-
     write_vocabulary(path.parent)
     words = path.read_text().split("\n")[:-1]
     words += [f"[unused{n}]" for n in range(TOKENS - len(words))]
@@ -130,12 +135,6 @@ def _write_vocabulary(path):
 
 def configurations(folder: Path):
     """`bert_config.json` and Hugging Face's `config.json` and `tokenizer_config.json`."""
-    from bert_checkpoints import CONFIG
-
-    from official_bert.data import tokenization
-    from official_bert.data.tokenizer_settings import read as read_settings
-    from official_bert.model.config import BertConfig
-
     values = json.loads(CONFIG.to_json())
     theirs = values | {"model_type": "bert", "architectures": ["BertForPreTraining"]}
     settings = {"do_lower_case": True, "tokenizer_class": "BertTokenizer", "strip_accents": None}
@@ -165,8 +164,6 @@ def configurations(folder: Path):
 
 def vocabularies(folder: Path):
     """`vocab.txt`, and what is tokenized with it."""
-    from official_bert.data import tokenization
-
     path = folder / "vocab.txt"
     _write_vocabulary(path)
     good = path.read_bytes()
@@ -182,12 +179,6 @@ def vocabularies(folder: Path):
 
 def runs(folder: Path):
     """`run.json`, `labels.json` and the manifest of a run's checkpoint."""
-    import numpy as np
-    from bert_checkpoints import CONFIG
-
-    from official_bert.tasks import labels
-    from official_bert.training import checkpoints, model_directory
-
     stage = {"steps": 10, "warmup_steps": 1, "learning_rate": 0.1}
     change = {"resumed_from": "ctl_step_4.ckpt-1", "instead_of": "ctl_step_8.ckpt-2"}
     optimizer = {"type": "lamb", "layer_decay": 1.0, "freeze": []}
@@ -222,10 +213,6 @@ def runs(folder: Path):
 
 def logs(folder: Path):
     """All files of a model directory that a report shows: values of other kinds, damaged text."""
-    import datetime
-
-    from official_bert.reporting import contents, page
-
     ratios = {"bert/encoder/layer_0/output/dense/kernel": 0.1, "cls/a": 1.0}
     line = {"kind": "train", "step": 10, "stage": 0, "loss": 8.0, "accuracy": 0.5}
     line |= {"learning_rate": 0.1, "gradient_norm": 1.0, "skipped_updates": 0, "loss_scale": 1.0}
@@ -270,10 +257,6 @@ def logs(folder: Path):
 
 def flag_values(folder: Path):
     """Command lines of the commands that train: all that is checked before the first file."""
-    from official_bert import run_classifier, run_squad, run_tagger
-    from official_bert.commands import commands, pretraining_settings, refused
-    from official_bert.run_pretraining import run_from_flags
-
     (folder / "config.json").write_text(json.dumps({"vocab_size": 40}))
     texts = ["", "x", "-1", "0", "1", "1.5", "1e400", "nan", "inf", "2147483648", "9" * 400, ","]
     texts += [
@@ -318,9 +301,7 @@ def flag_values(folder: Path):
 KINDS = {
     "records": records,
     "records and manifests": built_records,
-    "safetensors": safetensors,
-    "TensorFlow checkpoints": bundles,
-    ".keras files": keras_files,
+    **fuzz_checkpoints.KINDS,
     "configurations": configurations,
     "vocabularies": vocabularies,
     "run.json and labels": runs,
