@@ -260,11 +260,7 @@ def test_a_fault_of_an_exporter_is_one_line(folders, tmp_path, monkeypatch):
     ("output_format", "patch", "message"),
     [
         ("savedmodel", (keras.backend, "backend", lambda: "jax"), "Set KERAS_BACKEND=tensorflow"),
-        (
-            "onnx",
-            (serving, "_EXPORTERS", {"onnx": "no_such"}),
-            r"no_such must .*\[export\]",
-        ),
+        ("onnx", (serving, "_EXPORTERS", {"onnx": "no_such"}), r"no_such must .*\[export\]"),
         ("litert", (keras, "__version__", "3.12.4"), "at least version 3.13 for .*; got 3.12.4"),
         ("litert", (serving, "_LARGEST", 10_000), "at most 1e-05 GB of .* got .* Use savedmodel"),
     ],

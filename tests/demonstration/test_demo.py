@@ -160,11 +160,7 @@ def test_a_demo_that_was_interrupted_and_killed_leaves_what_it_promises_and_noth
 
 @pytest.mark.parametrize(
     ("begun", "fastest", "expected"),
-    [
-        (None, "bf16", "bf16"),
-        ("fp32", "bf16", "fp32"),
-        ("bf16", "fp32", "bf16"),
-    ],
+    [(None, "bf16", "bf16"), ("fp32", "bf16", "fp32"), ("bf16", "fp32", "bf16")],
 )
 def test_a_run_that_has_begun_keeps_its_data_type(tmp_path, monkeypatch, begun, fastest, expected):
     layout, called = demo_folder.DemoFolder(tmp_path), []
@@ -236,10 +232,7 @@ def test_a_corpus_too_small_to_hold_something_out_is_refused(tmp_path):
             "demo: error: corpus must match at least one file; got 'missing.txt'",
         ),
         (["--corpus=latin1.txt"], "must be UTF-8"),
-        (
-            ["--corpus=page.html"],
-            "got HTML. Extract its text, for example with trafilatura; if",
-        ),
+        (["--corpus=page.html"], "got HTML. Extract its text, for example with trafilatura; if"),
         (["--corpus=page.html"], "give --corpus_format=sentences"),
         (["--corpus=no_text.jsonl"], "got the fields 'words'. The demo reads no other field."),
         (["--corpus=text", "--corpus_format=paragraphs", "--recipe=none"], "recipe must be"),

@@ -300,10 +300,7 @@ FOLDER = "--report_file must be in a folder that can be written to; got "
     ("flags", "message"),
     [
         ("--topology=v3:31x33", "such as .*; got 'v3:31x33'"),
-        (
-            "--topology=v9:2x2",
-            "topology must be generation:chips, like one of v2:.*'v9:2x2'",
-        ),
+        ("--topology=v9:2x2", "topology must be generation:chips, like one of v2:.*'v9:2x2'"),
         ("--topology=v3:0x0", "topology must be generation:chips, .*'v3:0x0'"),
         ("--train_batch_size=100", "train_batch_size must be a multiple .*_steps=1.*100"),
         ("--tpu_name=mine", "--tpu_name is called --tpu here"),
