@@ -3,6 +3,7 @@
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,58 @@ from pathlib import Path
 import small_runs
 import warm_python
 
+from official_bert.commands import commands, refused
 from official_bert.training.run_files import step_and_count
+
+# Of run_classifier.py and of run_squad.py in google-research/bert.
+OFFICIAL_DEFAULTS = {
+    "do_lower_case": None,
+    "do_train": False,
+    "do_predict": False,
+    "train_batch_size": 32,
+    "predict_batch_size": 8,
+    "learning_rate": 5e-5,
+    "num_train_epochs": 3.0,
+    "warmup_proportion": 0.1,
+    "save_checkpoints_steps": 1000,
+}
+OFFICIAL_FLAGS = """
+    bert_config_file vocab_file output_dir init_checkpoint iterations_per_loop
+    use_tpu tpu_name tpu_zone gcp_project master num_tpu_cores
+"""
+# Flags without effect where a model is not trained.
+OF_TRAINING = ("do_train", "train_file", "train_batch_size", "num_train_epochs", "learning_rate")
+OF_TRAINING += ("beta_2", "log_steps")
+
+
+def assert_flags_of_the_official_script(settings, defaults, more):
+    """Its flags keep their names and defaults, or are refused with a reason."""
+    flags, refusals = commands.flags_of(settings), refused.flags(settings)
+    defaults |= OFFICIAL_DEFAULTS
+    assert {name: flags[name].default for name in defaults} == defaults
+    assert {*OFFICIAL_FLAGS.split(), *more.split()} <= {*flags, *refusals}
+    assert not {*flags} & {*refusals}
+
+
+def small_training(small, folder, **settings):
+    """The flags of a small training with evaluation; its files are in `folder`."""
+    (folder / "bert_config.json").write_text(small.config.to_json())
+    return {
+        "bert_config_file": str(folder / "bert_config.json"),
+        "vocab_file": small.vocab_file,
+        "train_file": small.train,
+        "output_dir": str(folder / "output"),
+        "learning_rate": 5e-3,
+        "beta_2": 0.98,
+        "distribution_strategy": "off",
+        "do_train": True,
+        "do_eval": True,
+    } | settings
+
+
+def in_a_copy(settings, folder):
+    """The flags of a training that is done, with its model in a folder of one's own."""
+    return settings | {"output_dir": str(shutil.copytree(settings["output_dir"], folder))}
 
 
 def without(settings, *names):

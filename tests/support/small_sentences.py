@@ -4,19 +4,19 @@ Unlike the documentation of the Python that runs the tests, this text is the sam
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
+from small_runs import fine_tuning_run
 from small_text import SmallCorpus
 
 from official_bert.model.config import BertConfig
-from official_bert.stages import Optimizer, Run, Stage
 from official_bert.tasks.classification import Classification
 from official_bert.tasks.labels import Classes, LabelSets, Numbers
 from official_bert.tasks.tables import Columns
 
 LICENCE = Path(__file__).parents[2] / "LICENSE"
-STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 
 
 class SmallSentences(NamedTuple):
@@ -79,12 +79,4 @@ def label_task(small_sentences):
     return make_task(small_sentences, labels=LabelSets(("begun", "noun", "verb")), columns=columns)
 
 
-def make_run(small_sentences, **changed):
-    settings = {
-        "config": small_sentences.config,
-        "stages": (STAGE,),
-        "optimizer": Optimizer(type="adamw", beta_2=0.98),
-        "input_files": (small_sentences.train,),
-        "task": make_task(small_sentences),
-    }
-    return Run(**settings | changed)
+make_run = functools.partial(fine_tuning_run, make_task)

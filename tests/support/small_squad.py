@@ -1,17 +1,18 @@
 """Small files in the form of SQuAD, with questions that a tiny model can learn: who lives where."""
 
 import dataclasses
+import functools
 import json
 import random
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from small_runs import without_dropout
+from small_runs import STAGE, fine_tuning_config, fine_tuning_run, without_dropout
 from small_text import SHARED
 
+from official_bert.data.tokenization import SPECIAL_TOKENS
 from official_bert.model.config import BertConfig
-from official_bert.stages import Optimizer, Run, Stage
 from official_bert.tasks.squad import QuestionAnswering
 from official_bert.tasks.squad_data import Answer, Question, Windows
 
@@ -19,13 +20,12 @@ DEV = SHARED / "squad/dev-v1.1.json.xz"
 needs_squad = pytest.mark.skipif(not DEV.exists(), reason="needs ../shared/data/squad")
 
 WORDS = ("the", "river", "runs", "past", "an", "old", "mill", "and", "under", "bridges", "to")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def write_vocabulary(folder: Path, *more: str) -> str:
     """A vocabulary of whole words; returns its path."""
     path = folder / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL, *WORDS, "?", ".", *more]) + "\n", encoding="utf-8")
+    path.write_text("\n".join([*SPECIAL_TOKENS, *WORDS, "?", ".", *more]) + "\n", encoding="utf-8")
     return str(path)
 
 
@@ -62,7 +62,6 @@ PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta")
 PLACES = ("Rome", "Paris", "Lima", "Oslo", "Cairo", "New Delhi")
 WINDOWS = Windows(max_seq_length=32, doc_stride=10, max_query_length=8)
 WHOLE = dataclasses.replace(WINDOWS, max_seq_length=48)  # one window holds all of a text
-STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 
 
 class SmallQuestions(NamedTuple):
@@ -89,15 +88,7 @@ def make_questions(folder: Path) -> SmallQuestions:
         write_squad(folder / "dev_2.json", *paragraphs(range(6, 9), version_2=True)),
         write_squad(folder / "new.json", *paragraphs(range(6, 9), labelled=False)),
     ]
-    config = BertConfig(
-        vocab_size=len(Path(vocab_file).read_text().splitlines()),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.1,
-    )
+    config = fine_tuning_config(len(Path(vocab_file).read_text().splitlines()))
     return SmallQuestions(folder, *paths, config, vocab_file)
 
 
@@ -128,6 +119,9 @@ def make_task(small_questions, **changed):
     return dataclasses.replace(task, **changed)
 
 
+make_run = functools.partial(fine_tuning_run, make_task)
+
+
 def by_heart(small_questions, **changed):
     """A run that learns its questions by heart; a window holds the whole text.
 
@@ -145,14 +139,3 @@ def by_heart(small_questions, **changed):
             ),
         ),
     )
-
-
-def make_run(small_questions, **changed):
-    settings = {
-        "config": small_questions.config,
-        "stages": (STAGE,),
-        "optimizer": Optimizer(type="adamw", beta_2=0.98),
-        "input_files": (small_questions.train,),
-        "task": make_task(small_questions),
-    }
-    return Run(**settings | changed)

@@ -1,21 +1,22 @@
 """Small files of tagged words that a tiny model can learn: people, and where they live."""
 
 import dataclasses
+import functools
 import json
 import random
 from pathlib import Path
 from typing import NamedTuple
 
+from small_runs import fine_tuning_config, fine_tuning_run
+
+from official_bert.data.tokenization import SPECIAL_TOKENS
 from official_bert.model.config import BertConfig
-from official_bert.stages import Optimizer, Run, Stage
 from official_bert.tasks import tag_files
 from official_bert.tasks.labels import Classes
 from official_bert.tasks.tagging import Tagging, find_classes
 
 PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix")
 PLACES = ("Rome", "Paris", "Lima", "New Delhi", "Oslo")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-STAGE = Stage(steps=60, batch_size=16, max_seq_length=32, learning_rate=5e-3, warmup_steps=10)
 
 
 class SmallTags(NamedTuple):
@@ -62,25 +63,16 @@ def make_tags(folder: Path) -> SmallTags:
     train, dev = ([sentence(rng) for _ in range(count)] for count in (60, 26))
     pieces = " ".join((*PEOPLE, *PLACES)).lower().split()
     pieces.remove("felix")  # a word of two pieces
-    vocabulary = [*SPECIAL, *pieces, "fel", "##ix", "lives", "in", "."]
+    vocabulary = [*SPECIAL_TOKENS, *pieces, "fel", "##ix", "lives", "in", "."]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     unlabelled = folder / "new.txt"
     unlabelled.write_text("\n\n".join("\n".join(words) for words, _ in dev) + "\n")
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.1,
-    )
     return SmallTags(
         folder,
         write_conll(folder / "train.conll", train),
         write_conll(folder / "dev.conll", dev),
         str(unlabelled),
-        config,
+        fine_tuning_config(len(vocabulary)),
         str(folder / "vocab.txt"),
     )
 
@@ -92,12 +84,4 @@ def make_task(small_tags, **changed):
     )
 
 
-def make_run(small_tags, **changed):
-    settings = {
-        "config": small_tags.config,
-        "stages": (STAGE,),
-        "optimizer": Optimizer(type="adamw", beta_2=0.98),
-        "input_files": (small_tags.train,),
-        "task": make_task(small_tags),
-    }
-    return Run(**settings | changed)
+make_run = functools.partial(fine_tuning_run, make_task)

@@ -16,9 +16,13 @@ import peers
 import pytest
 from bert_checkpoints import make_hugging_face, make_source
 from command_processes import (
+    OF_TRAINING,
     as_flags,
+    assert_flags_of_the_official_script,
     assert_the_same_after_a_kill,
     eval_results,
+    in_a_copy,
+    small_training,
     start,
     without,
 )
@@ -29,61 +33,34 @@ from small_text import SHARED
 
 import official_bert
 from official_bert import convert_checkpoint, run_classifier
-from official_bert.commands import commands, fine_tuning, refused
+from official_bert.commands import fine_tuning
 from official_bert.run_classifier import Classify
 from official_bert.tasks import glue, metrics
 
-OFFICIAL_DEFAULTS = {
-    "do_lower_case": None,
-    "max_seq_length": 128,
-    "do_train": False,
-    "do_eval": False,
-    "do_predict": False,
-    "train_batch_size": 32,
-    "eval_batch_size": 8,
-    "predict_batch_size": 8,
-    "learning_rate": 5e-5,
-    "num_train_epochs": 3.0,
-    "warmup_proportion": 0.1,
-    "save_checkpoints_steps": 1000,
-}
-OFFICIAL_FLAGS = """
-    data_dir bert_config_file task_name vocab_file output_dir init_checkpoint do_lower_case
-    max_seq_length do_train do_eval do_predict train_batch_size eval_batch_size predict_batch_size
-    learning_rate num_train_epochs warmup_proportion save_checkpoints_steps iterations_per_loop
-    use_tpu tpu_name tpu_zone gcp_project master num_tpu_cores
-"""
 GLUE = SHARED / "glue"
+
+
+NO_TABLES = {"train_file": None, "dev_file": None}
 
 
 def call(settings):
     return in_process.call(run_classifier, Classify, as_flags(settings))
 
 
-SMALL = {
-    "max_seq_length": 32,
-    "train_batch_size": 10,
-    "num_train_epochs": 2,
-    "learning_rate": 5e-3,
-    "beta_2": 0.98,
-    "log_steps": 5,
-    "distribution_strategy": "off",
-    "do_train": True,
-    "do_eval": True,
-}
-NOT_TRAINED = ("train_batch_size", "num_train_epochs", "learning_rate", "beta_2", "log_steps")
-
-
 def flags_of(small_sentences, folder):
-    """The flags that name files, with those of a small training."""
-    (folder / "bert_config.json").write_text(small_sentences.config.to_json())
-    return SMALL | {
-        "bert_config_file": str(folder / "bert_config.json"),
-        "vocab_file": small_sentences.vocab_file,
-        "train_file": small_sentences.train,
-        "dev_file": small_sentences.dev,
-        "output_dir": str(folder / "output"),
-    }
+    return small_training(
+        small_sentences,
+        folder,
+        dev_file=small_sentences.dev,
+        max_seq_length=32,
+        train_batch_size=10,
+        num_train_epochs=2,
+        log_steps=5,
+    )
+
+
+def evaluation(settings):
+    return without(settings, *OF_TRAINING)
 
 
 @pytest.fixture
@@ -92,21 +69,47 @@ def files(small_sentences, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def whole(small_sentences, tmp_path_factory):
-    """Flags of a training with evaluation and prediction that is done; stdout and stderr of it."""
-    settings = flags_of(small_sentences, tmp_path_factory.mktemp("whole"))
-    settings |= {"do_predict": True, "predict_file": small_sentences.unlabelled}
+def done(small_sentences, tmp_path_factory):
+    """A function of more flags that trains, evaluates and predicts; returns all flags."""
+
+    def done(**more):
+        settings = flags_of(small_sentences, tmp_path_factory.mktemp("done"))
+        settings |= {"do_predict": True, "predict_file": small_sentences.unlabelled} | more
+        assert call(settings) == 0
+        return settings
+
+    return done
+
+
+@pytest.fixture(scope="module")
+def whole(done):
+    """The flags of a training on classes, its stdout and its stderr."""
     said, warned = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(warned):
-        assert call(settings) == 0
+        settings = done()
     return settings, said.getvalue(), warned.getvalue()
+
+
+@pytest.fixture(scope="module")
+def numbers(done):
+    return done(label_type="number", label_column="score")
+
+
+@pytest.fixture(scope="module")
+def mrpc(done, tmp_path_factory):
+    """The flags of a training on a folder of GLUE."""
+    return done(**NO_TABLES, predict_file=None, **write_mrpc(tmp_path_factory.mktemp("mrpc")))
+
+
+@pytest.fixture(scope="module")
+def several(done):
+    """The flags of two trainings on sets of labels."""
+    return done(multi_label=True, label_column="labels", num_seeds=2, num_train_epochs=20)
 
 
 @pytest.fixture
 def trained(whole, tmp_path):
-    """The flags of that training with a folder of one's own."""
-    folder = shutil.copytree(whole[0]["output_dir"], tmp_path / "trained")
-    return whole[0] | {"output_dir": str(folder)}
+    return in_a_copy(whole[0], tmp_path / "trained")
 
 
 def read_table(path):
@@ -118,10 +121,8 @@ def read_table(path):
 
 
 def test_flags_of_the_official_script_keep_their_names_and_defaults():
-    flags, refusals = commands.flags_of(Classify), refused.flags(Classify)
-    assert {name: flags[name].default for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
-    assert set(OFFICIAL_FLAGS.split()) <= {*flags, *refusals}
-    assert not {*flags} & {*refusals}
+    defaults = {"max_seq_length": 128, "do_eval": False, "eval_batch_size": 8}
+    assert_flags_of_the_official_script(Classify, defaults, "data_dir task_name")
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,15 @@ def test_flags_of_the_official_script_keep_their_names_and_defaults():
         ({"do_train": False, "do_eval": False}, "nothing to do: give --do_train"),
         ({"do_predict": True}, "--predict_file is required with --do_predict."),
         ({"task_name": "MRPC"}, "--train_file, --dev_file: --task_name=MRPC sets these"),
+        (NO_TABLES | {"task_name": "MRPC"}, "--data_dir is required with --task_name"),
+        (
+            NO_TABLES | {"task_name": "MPRC", "data_dir": "."},
+            "task_name must be one of CoLA",
+        ),
+        (
+            NO_TABLES | {"task_name": "MRPC", "data_dir": "/nowhere"},
+            "got '/nowhere', without train.tsv",
+        ),
         ({"label_type": "star"}, "--label_type must be class or number; got 'star'."),
         ({"distribution_strategy": "tpu"}, "--tpu is required with distribution_strategy=tpu"),
         (
@@ -204,21 +214,6 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
     assert not list(Path(files["output_dir"]).glob("ctl_step*"))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"task_name": "MPRC", "data_dir": "."}, "task_name must be one of CoLA"),
-        ({"task_name": "MRPC", "data_dir": "/nowhere"}, "got '/nowhere', without train.tsv"),
-        ({"task_name": "MRPC"}, "--data_dir is required with --task_name"),
-    ],
-)
-def test_a_folder_of_glue_that_is_not_there_ends_with_one_line(files, capsys, changed, message):
-    assert call(without(files, "train_file", "dev_file") | changed) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
 # What it leaves
 
 
@@ -262,20 +257,27 @@ def test_it_trains_evaluates_and_predicts(whole, small_sentences):
     assert results["eval_accuracy"] == held_out["accuracy"]
 
 
+def test_a_loaded_model_predicts_what_the_command_did(whole, numbers, mrpc, small_sentences):
+    sentences = [row["sentence"] for row in read_table(small_sentences.unlabelled)]
+    for settings, texts in (whole[0], sentences), (mrpc, [("a", "b")] * 5):
+        folder = Path(settings["output_dir"])
+        for model in map(official_bert.load, (folder, folder / "pretrained")):
+            assert (model.max_seq_length, model.takes_pairs) == (32, settings is mrpc)
+            found = [[*one.probabilities.values()] for one in model.predict(texts)]
+            wanted = np.loadtxt(folder / "test_results.tsv")
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+    found = official_bert.load(numbers["output_dir"]).predict(sentences)
+    wanted = [row["prediction"] for row in read_table(f"{numbers['output_dir']}/predictions.tsv")]
+    assert [one.number for one in found] == pytest.approx([*map(float, wanted)], abs=1e-5)
+
+
 def test_a_model_reads_texts_of_the_length_of_its_training(trained, capsys):
     named = without(trained, "do_train", "max_seq_length")
-    for given, length, warning in (
-        ({}, trained["max_seq_length"], ""),
-        (
-            {"max_seq_length": 9},
-            9,
-            "--max_seq_length=9 is not the length that the model was trained",
-        ),
-    ):
-        args = Classify(**named | given)
-        assert fine_tuning.resolve_paths(args, ()).max_seq_length == length
-        assert warning in capsys.readouterr().err
-    assert trained["max_seq_length"] not in (9, 128)
+    assert fine_tuning.resolve_paths(Classify(**named), ()).max_seq_length == 32
+    another = Classify(**named, max_seq_length=9)
+    assert fine_tuning.resolve_paths(another, ()).max_seq_length == 9
+    warned = "--max_seq_length=9 is not the length that the model was trained"
+    assert warned in capsys.readouterr().err
 
 
 def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(trained, capsys):
@@ -293,16 +295,6 @@ def test_evaluation_and_prediction_alone_take_the_model_of_the_folder(trained, c
     assert {name: (folder / name).read_text() for name in names} == before
 
 
-@pytest.fixture(scope="module")
-def numbers(small_sentences, tmp_path_factory):
-    """The flags of a training on numbers that is done."""
-    settings = flags_of(small_sentences, tmp_path_factory.mktemp("numbers"))
-    settings |= {"label_type": "number", "label_column": "score", "do_predict": True}
-    settings |= {"predict_file": small_sentences.unlabelled}
-    assert call(settings) == 0
-    return settings
-
-
 def test_numbers_are_written_with_their_digits(numbers, small_sentences):
     folder = Path(numbers["output_dir"])
     predictions = [float(row["prediction"]) for row in read_table(folder / "predictions.tsv")]
@@ -312,26 +304,6 @@ def test_numbers_are_written_with_their_digits(numbers, small_sentences):
     errors = np.square(np.subtract(predictions, truth))
     assert results["eval_mean_squared_error"] == pytest.approx(errors.mean(), rel=1e-5)
     assert results["eval_mean_label_squared_error"] == pytest.approx(np.var(truth))
-
-
-@pytest.fixture(scope="module")
-def mrpc(small_sentences, tmp_path_factory):
-    """The flags of a training on a folder of GLUE that is done."""
-    folder = tmp_path_factory.mktemp("mrpc")
-    settings = without(flags_of(small_sentences, folder), "train_file", "dev_file")
-    settings |= write_mrpc(folder)
-    assert call(settings) == 0
-    return settings
-
-
-@pytest.fixture(scope="module")
-def several(small_sentences, tmp_path_factory):
-    """The flags of two trainings on sets of labels that are done."""
-    settings = flags_of(small_sentences, tmp_path_factory.mktemp("several"))
-    settings |= {"multi_label": True, "label_column": "labels", "do_predict": True}
-    settings |= {"predict_file": small_sentences.unlabelled, "num_seeds": 2, "num_train_epochs": 20}
-    assert call(settings) == 0
-    return settings
 
 
 def test_sets_of_labels_are_predicted_and_scored_as_by_scikit_learn(several, small_sentences):
@@ -387,7 +359,7 @@ def test_a_model_of_several_labels_is_that_of_transformers_both_ways(
     np.testing.assert_allclose(torch.sigmoid(outputs.logits), probabilities, atol=1e-5)
     theirs.save_pretrained(tmp_path / "again")  # with their configuration
     shutil.copy(source / "vocab.txt", tmp_path / "again")
-    alone = without(several, "num_seeds", "do_train", "train_file", "multi_label", *NOT_TRAINED)
+    alone = without(evaluation(several), "num_seeds", "multi_label")
     alone |= {"init_checkpoint": str(tmp_path / "again"), "output_dir": str(tmp_path / "other")}
     assert call(without(alone, "bert_config_file", "vocab_file")) == 0
     found, trained = eval_results(tmp_path / "other"), eval_results(source)
@@ -395,7 +367,7 @@ def test_a_model_of_several_labels_is_that_of_transformers_both_ways(
 
 
 def test_a_model_of_classes_is_none_of_several_labels(trained, capsys):
-    alone = without(trained, "do_train", "train_file", *NOT_TRAINED)
+    alone = evaluation(trained)
     assert call(alone | {"multi_label": True}) == 2
     assert "--multi_label must be left out for a model of classes" in capsys.readouterr().err
 
@@ -411,7 +383,7 @@ def test_weights_of_classes_are_part_of_the_run(files, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "must hold this run; got another" in error
     assert "class_weights" in error
-    assert call(without(settings, "do_train", "train_file", *NOT_TRAINED)) == 0
+    assert call(evaluation(settings)) == 0
     assert "--class_weights has no effect without --do_train" in capsys.readouterr().err
     assert eval_results(files["output_dir"]) == before
 
@@ -423,7 +395,7 @@ def write_mrpc(tmp_path):
         (tmp_path / f"{split}.tsv").write_text("\n".join([names, *rows]) + "\n")
     rows = ["index" + names[8:], *[f"{n + 7}\t1\t2\ta\tb" for n in range(5)]]
     (tmp_path / "test.tsv").write_text("\n".join(rows) + "\n")
-    return {"task_name": "mrpc", "data_dir": str(tmp_path), "do_predict": True}
+    return {"task_name": "mrpc", "data_dir": str(tmp_path)}
 
 
 def test_a_folder_of_glue_is_trained_on_and_predicted_for_the_leaderboard(mrpc):
@@ -440,7 +412,7 @@ def test_a_task_with_two_dev_sets_has_the_metrics_of_both(files, tmp_path):
     for split in "train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched":
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n")
     settings = {"task_name": "MNLI", "data_dir": str(tmp_path), "do_predict": True}
-    assert call(without(files, "train_file", "dev_file") | settings) == 0
+    assert call(files | NO_TABLES | settings) == 0
     found = eval_results(tmp_path / "output")
     assert found["eval_matched_accuracy"] == found["eval_mismatched_accuracy"] == 1.0
     written = {path.name for path in (tmp_path / "output").glob("*.tsv")}
@@ -472,7 +444,7 @@ def test_several_seeds_are_runs_of_their_own_with_their_mean(files, tmp_path, ca
     alone, among = final_tensors(tmp_path / "alone"), final_tensors(output / "seed_5")
     for name in alone:
         np.testing.assert_array_equal(alone[name], among[name], err_msg=name)
-    evaluated = without(files, "do_train", "train_file", *NOT_TRAINED)
+    evaluated = evaluation(files)
     assert call(evaluated | {"output_dir": str(tmp_path / "alone")}) == 0
     assert json.loads((tmp_path / "alone/results.json").read_text())["runs"][0]["seed"] == 5
 
@@ -504,18 +476,17 @@ def test_another_vocabulary_is_refused_where_a_model_is_evaluated(whole, tmp_pat
     files = without(whole[0], "do_predict", "predict_file")
     pieces = Path(files["vocab_file"]).read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join([*pieces[:-2], *pieces[:-3:-1]]) + "\n")
-    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
+    alone = evaluation(files)
     assert call(alone | {"vocab_file": str(tmp_path / "vocab.txt")}) == 2
     assert "vocab_file must be the vocabulary of the model in" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="must be the vocabulary that the model in .* was trained"):
+        official_bert.load(files["output_dir"], tmp_path / "vocab.txt")
 
 
 def test_a_folder_without_a_model_is_refused(files, capsys):
-    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
-    numbers = {"label_type": "number", "label_column": "score"}
-    assert call(alone | numbers) == 2
-    assert "must contain a fine-tuned model; got none. Train one" in capsys.readouterr().err
-    assert call(alone) == 2  # nor are there classes
-    assert "must contain a fine-tuned model; got none. Train one" in capsys.readouterr().err
+    for labels in {"label_type": "number", "label_column": "score"}, {}:
+        assert call(evaluation(files) | labels) == 2
+        assert "must contain a fine-tuned model; got none. Train one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -534,7 +505,7 @@ def test_runs_of_other_seeds_are_told_from_no_run(files, tmp_path, capsys, run, 
     folder = tmp_path / "output" / run
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    assert call(without(files, "do_train", "train_file", *NOT_TRAINED) | given) == 2
+    assert call(evaluation(files) | given) == 2
     assert message in capsys.readouterr().err
 
 
@@ -542,7 +513,7 @@ def test_a_fine_tuned_checkpoint_is_used_as_the_official_script_does(numbers, tm
     settings = without(numbers, "do_predict", "predict_file")
     trained = eval_results(settings["output_dir"])
     checkpoint = f"{settings['output_dir']}/pretrained/bert_model.ckpt-1"
-    alone = without(settings, "do_train", "train_file", *NOT_TRAINED)
+    alone = evaluation(settings)
     alone |= {"init_checkpoint": checkpoint, "output_dir": str(tmp_path / "other")}
     assert call(alone) == 0
     assert eval_results(tmp_path / "other") == without(trained, "global_step")
@@ -555,7 +526,7 @@ def test_an_export_for_transformers_brings_its_classes_along(whole, tmp_path):
     files = without(whole[0], "do_predict", "predict_file")
     export = tmp_path / "export"
     convert_checkpoint.convert(files["output_dir"], export, "huggingface")
-    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
+    alone = evaluation(files)
     alone |= {"init_checkpoint": str(export), "output_dir": str(tmp_path / "other")}
     assert call(alone) == 0
     trained = eval_results(files["output_dir"])
@@ -566,7 +537,7 @@ def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(mrpc, tm
     export = tmp_path / "export"
     convert_checkpoint.convert(mrpc["output_dir"], export, "huggingface")
     described = json.loads((export / "config.json").read_text())
-    alone = without(mrpc, "do_train", *NOT_TRAINED) | {"init_checkpoint": str(export)}
+    alone = evaluation(mrpc) | {"init_checkpoint": str(export)}
     probabilities = {}
     for names in (["0", "1"], ["LABEL_0", "LABEL_1"], ["Equivalent", "not equivalent"], ["a", "b"]):
         described["id2label"] = dict(enumerate(names))
@@ -584,17 +555,6 @@ def test_the_classes_of_a_model_from_elsewhere_are_taken_by_their_names(mrpc, tm
     np.testing.assert_array_equal(probabilities["LABEL_0"], trained)
     np.testing.assert_array_equal(probabilities["a"], trained)
     np.testing.assert_allclose(probabilities["Equivalent"], trained[:, ::-1], atol=1e-6)
-
-
-def test_a_pretrained_checkpoint_is_no_classifier(files, small_corpus, tmp_path, capsys):
-    make_source(tmp_path / "start", small_corpus.config)
-    (tmp_path / "start/vocab.txt").unlink()
-    alone = without(files, "do_train", "train_file", *NOT_TRAINED)
-    numbers = {"label_type": "number", "label_column": "score"}
-    assert call(alone | numbers | {"init_checkpoint": str(tmp_path / "start")}) == 2
-    error = capsys.readouterr().err
-    assert "--init_checkpoint must be a model for text-classification; got" in error
-    assert "which has no head of a task. Fine-tune it first (--do_train)." in error
 
 
 # Interruptions
@@ -625,14 +585,18 @@ def test_sigterm_saves_and_ends_with_its_code(files):
 @pytest.mark.skipif(not GLUE.exists(), reason="needs ../shared/data/glue")
 @pytest.mark.parametrize("name", ["CoLA", "MRPC", "STS-B", "RTE"])
 def test_real_sets_of_glue_are_read_trained_and_measured(files, name, tmp_path):
-    settings = without(files, "train_file", "dev_file") | {
-        "task_name": name,
-        "data_dir": str(GLUE / name),
-        "train_batch_size": 256,
-        "num_train_epochs": 0.5,
-        "eval_batch_size": 256,
-        "max_seq_length": 24,
-    }
+    settings = (
+        files
+        | NO_TABLES
+        | {
+            "task_name": name,
+            "data_dir": str(GLUE / name),
+            "train_batch_size": 256,
+            "num_train_epochs": 0.5,
+            "eval_batch_size": 256,
+            "max_seq_length": 24,
+        }
+    )
     assert call(settings) == 0
     found = eval_results(tmp_path / "output")
     for metric in glue.task(name).metrics:

@@ -1,72 +1,43 @@
 """The command that trains and answers: its flags, what it leaves, seeds, version 2.0, a kill."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import lzma
-import shutil
 from pathlib import Path
 
 import in_process
 import pytest
-from bert_checkpoints import make_source
 from command_processes import (
+    OF_TRAINING,
     as_flags,
+    assert_flags_of_the_official_script,
     assert_the_same_after_a_kill,
     eval_results,
+    in_a_copy,
+    small_training,
     without,
 )
 from small_runs import log_lines, without_dropout
-from small_squad import DEV, PEOPLE, PLACES, needs_squad, qa, write_squad, write_vocabulary
+from small_squad import (
+    DEV,
+    PEOPLE,
+    PLACES,
+    WINDOWS,
+    needs_squad,
+    qa,
+    write_squad,
+    write_vocabulary,
+)
 from small_text import UNCASED
 
 import official_bert
 from official_bert import run_squad
-from official_bert.commands import commands, refused
 from official_bert.data import tokenization
 from official_bert.run_squad import Squad
 from official_bert.tasks import squad_data
 
-OFFICIAL_DEFAULTS = {
-    "do_lower_case": None,
-    "max_seq_length": 384,
-    "doc_stride": 128,
-    "max_query_length": 64,
-    "do_train": False,
-    "do_predict": False,
-    "train_batch_size": 32,
-    "predict_batch_size": 8,
-    "learning_rate": 5e-5,
-    "num_train_epochs": 3.0,
-    "warmup_proportion": 0.1,
-    "save_checkpoints_steps": 1000,
-    "n_best_size": 20,
-    "max_answer_length": 30,
-    "verbose_logging": False,
-    "version_2_with_negative": False,
-    "null_score_diff_threshold": 0.0,
-}
-OFFICIAL_FLAGS = """
-    bert_config_file vocab_file output_dir train_file predict_file init_checkpoint do_lower_case
-    max_seq_length doc_stride max_query_length do_train do_predict train_batch_size
-    predict_batch_size learning_rate num_train_epochs warmup_proportion save_checkpoints_steps
-    iterations_per_loop n_best_size max_answer_length use_tpu tpu_name tpu_zone gcp_project master
-    num_tpu_cores verbose_logging version_2_with_negative null_score_diff_threshold
-"""
-SMALL = {
-    "max_seq_length": 32,
-    "doc_stride": 10,
-    "max_query_length": 8,
-    "train_batch_size": 8,
-    "num_train_epochs": 2,
-    "learning_rate": 5e-3,
-    "beta_2": 0.98,
-    "log_steps": 2,
-    "distribution_strategy": "off",
-    "do_train": True,
-    "do_predict": True,
-    "do_eval": True,
-}
-OF_TRAINING = ("do_train", "train_file", "train_batch_size", "num_train_epochs", "learning_rate")
-OF_TRAINING += ("beta_2", "log_steps")
 BY_HEART = {  # a window holds the whole text; see `small_squad.by_heart`
     "max_seq_length": 48,
     "train_batch_size": 16,
@@ -82,15 +53,16 @@ def call(settings):
 
 
 def flags_of(small_questions, folder):
-    """The flags that name files, with those of a small training."""
-    (folder / "bert_config.json").write_text(small_questions.config.to_json())
-    return SMALL | {
-        "bert_config_file": str(folder / "bert_config.json"),
-        "vocab_file": small_questions.vocab_file,
-        "train_file": small_questions.train,
-        "predict_file": small_questions.dev,
-        "output_dir": str(folder / "output"),
-    }
+    return small_training(
+        small_questions,
+        folder,
+        predict_file=small_questions.dev,
+        do_predict=True,
+        **dataclasses.asdict(WINDOWS),
+        train_batch_size=8,
+        num_train_epochs=2,
+        log_steps=2,
+    )
 
 
 @pytest.fixture
@@ -100,17 +72,17 @@ def files(small_questions, tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(small_questions, tmp_path_factory):
-    """The flags of a training that is done."""
+    """The flags of a training that is done, and its stdout."""
     settings = flags_of(small_questions, tmp_path_factory.mktemp("whole"))
-    assert call(settings) == 0
-    return settings
+    settings |= {"num_train_epochs": 20, "verbose_logging": True}
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert call(settings) == 0
+    return settings, said.getvalue()
 
 
 @pytest.fixture
 def trained(whole, tmp_path):
-    """The flags of that training with a folder of one's own."""
-    folder = shutil.copytree(whole["output_dir"], tmp_path / "trained")
-    return whole | {"output_dir": str(folder)}
+    return in_a_copy(without(whole[0], "verbose_logging"), tmp_path / "trained")
 
 
 def read(folder, name):
@@ -121,10 +93,17 @@ def read(folder, name):
 
 
 def test_flags_of_the_official_script_keep_their_names_and_defaults():
-    flags, refusals = commands.flags_of(Squad), refused.flags(Squad)
-    assert {name: flags[name].default for name in OFFICIAL_DEFAULTS} == OFFICIAL_DEFAULTS
-    assert set(OFFICIAL_FLAGS.split()) <= {*flags, *refusals}
-    assert not {*flags} & {*refusals}
+    defaults = {
+        "max_seq_length": 384,
+        "doc_stride": 128,
+        "max_query_length": 64,
+        "n_best_size": 20,
+        "max_answer_length": 30,
+        "verbose_logging": False,
+        "version_2_with_negative": False,
+        "null_score_diff_threshold": 0.0,
+    }
+    assert_flags_of_the_official_script(Squad, defaults, "train_file predict_file")
 
 
 @pytest.mark.parametrize(
@@ -161,9 +140,9 @@ def test_what_cannot_work_ends_with_one_line_before_any_work(files, capsys, chan
 # What it leaves
 
 
-def test_it_trains_answers_and_scores(files, small_questions, capsys):
-    assert call(files | {"num_train_epochs": 20, "verbose_logging": True}) == 0
-    folder, said = Path(files["output_dir"]), capsys.readouterr().out
+def test_it_trains_answers_and_scores(whole, small_questions):
+    settings, said = whole
+    folder = Path(settings["output_dir"])
     assert "24 questions in 48 windows; 0 answers at another position" in said
     found = read(folder, "predictions.json")
     nbest = read(folder, "nbest_predictions.json")
@@ -180,15 +159,13 @@ def test_it_trains_answers_and_scores(files, small_questions, capsys):
 
 
 def test_the_folder_holds_what_the_model_needs_later(whole, small_questions):
-    folder = Path(whole["output_dir"])
+    folder = Path(whole[0]["output_dir"])
     assert (folder / "vocab.txt").read_bytes() == Path(small_questions.vocab_file).read_bytes()
     described = read(folder, "run.json")
     assert described["task"] == "question answering"
     assert described["do_lower_case"] is True
     assert described["version_2_with_negative"] is False
-    assert described["windows"] == {
-        name: SMALL[name] for name in ("max_seq_length", "doc_stride", "max_query_length")
-    }
+    assert described["windows"] == dataclasses.asdict(WINDOWS)
     assert described["vocabulary"] == tokenization.digest(
         tokenization.read_vocabulary(str(folder / "vocab.txt"))
     )
@@ -210,6 +187,9 @@ def test_prediction_alone_takes_the_model_of_the_folder(trained, small_questions
     for name in names:
         (folder / name).unlink()
     alone = without(trained, *OF_TRAINING)
+    assert call(without(alone, "do_predict")) == 0
+    assert (folder / "eval_results.txt").read_text() == before["eval_results.txt"]
+    assert not (folder / "predictions.json").exists()  # of scores alone
     assert call(alone) == 0
     assert {name: (folder / name).read_text() for name in names} == before
     unlabelled = {"predict_file": small_questions.unlabelled}
@@ -218,19 +198,12 @@ def test_prediction_alone_takes_the_model_of_the_folder(trained, small_questions
 
 
 def test_a_loaded_model_gives_the_answers_of_the_command(whole, small_questions):
-    predictions = read(whole["output_dir"], "predictions.json")
+    predictions = read(whole[0]["output_dir"], "predictions.json")
     questions = squad_data.read(small_questions.dev).questions
-    model = official_bert.load(whole["output_dir"])
+    model = official_bert.load(whole[0]["output_dir"])
     answers = model.predict([(question.text, question.context) for question in questions])
     found = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
     assert found == predictions
-
-
-def test_scores_alone_write_no_predictions(files):
-    assert call(without(files, "do_predict")) == 0
-    folder = Path(files["output_dir"])
-    assert "f1" in eval_results(folder)
-    assert not (folder / "predictions.json").exists()
 
 
 def test_other_windows_than_those_of_training_are_refused_in_its_folder(trained, tmp_path, capsys):
@@ -246,39 +219,16 @@ def test_other_windows_than_those_of_training_are_refused_in_its_folder(trained,
     assert call(alone | other | {"doc_stride": 9}) == 0
 
 
-def test_a_pretrained_checkpoint_answers_no_questions(files, tmp_path, capsys):
-    make_source(tmp_path / "start")
-    alone = without(files, *OF_TRAINING) | start_of(tmp_path / "start")
-    assert call(alone) == 2
-    error = capsys.readouterr().err
-    assert "--init_checkpoint must be a model for question-answering; got" in error
-    assert "which has no head of a task. Fine-tune it first (--do_train)." in error
-
-
-def start_of(folder):
-    """The flags of a foreign checkpoint, whose vocabulary knows hardly a word."""
-    return {
-        "bert_config_file": str(folder / "bert_config.json"),
-        "vocab_file": str(folder / "vocab.txt"),
-        "init_checkpoint": str(folder),
-        "max_seq_length": 20,
-        "doc_stride": 4,
-    }
-
-
 # Version 2.0
 
 
-@pytest.fixture
-def version_2(files, small_questions):
-    """The flags that learn questions by heart, some of which have no answer."""
+def test_questions_without_answer_are_left_unanswered_and_a_threshold_is_found(
+    files, small_questions, capsys
+):
     config = without_dropout(small_questions.config)
     Path(files["bert_config_file"]).write_text(config.to_json())
     of_version = {"train_file": small_questions.train_2, "predict_file": small_questions.train_2}
-    return files | BY_HEART | of_version | {"version_2_with_negative": True}
-
-
-def test_questions_without_answer_are_left_unanswered_and_a_threshold_is_found(version_2, capsys):
+    version_2 = files | BY_HEART | of_version | {"version_2_with_negative": True}
     assert call(version_2) == 0
     folder, said = Path(version_2["output_dir"]), capsys.readouterr().out
     results, odds = eval_results(folder), read(folder, "null_odds.json")
@@ -297,6 +247,12 @@ def test_questions_without_answer_are_left_unanswered_and_a_threshold_is_found(v
     assert kept["best_f1_thresh"] == threshold  # whatever the threshold that is applied
     assert call(nothing | {"null_score_diff_threshold": threshold}) == 0
     assert read(folder, "predictions.json") == texts
+    # Questions of a file without marks may be left unanswered.
+    assert call(without(nothing, "do_eval") | {"predict_file": small_questions.unlabelled}) == 0
+    asked = read(folder, "predictions.json").keys()
+    assert read(folder, "null_odds.json").keys() == asked != texts.keys()
+    assert call(nothing | {"predict_file": small_questions.dev}) == 0  # of version 1.1
+    assert "best_f1" not in eval_results(folder)
 
 
 def test_a_file_of_version_2_without_its_flag_is_refused(files, small_questions, capsys):
@@ -305,16 +261,6 @@ def test_a_file_of_version_2_without_its_flag_is_refused(files, small_questions,
         assert call(files | changed) == 2
         error = capsys.readouterr().err
         assert "answers in the flat layout); got 6 of 30. Remove these, or" in error
-
-
-def test_questions_of_a_file_without_marks_may_be_left_unanswered(version_2, small_questions):
-    plain = {"predict_file": small_questions.unlabelled, "num_train_epochs": 4}
-    assert call(without(version_2, "do_eval") | plain) == 0
-    folder = Path(version_2["output_dir"])
-    assert read(folder, "null_odds.json").keys() == read(folder, "predictions.json").keys()
-    scored = {"predict_file": small_questions.dev}  # of version 1.1: there are no best thresholds
-    assert call(without(version_2, *OF_TRAINING, "steps_per_loop") | scored) == 0
-    assert "best_f1" not in eval_results(folder)
 
 
 # Data as it comes
@@ -335,7 +281,7 @@ def test_answers_that_are_not_in_their_context_are_named_and_left_out(files, tmp
     assert "left out: absent: 'Lima'\nleft out: none: no answer\n" in said
 
 
-def test_texts_that_are_empty_long_or_foreign_are_answered(files, tmp_path):
+def test_texts_that_are_empty_long_or_foreign_are_answered(trained, tmp_path):
     """Answers are cut from the text, so they keep its letters."""
     foreign = "Анна живёт в Риме. 安娜住在罗马。 آنا تعيش في روما."
     odd = write_squad(
@@ -346,9 +292,8 @@ def test_texts_that_are_empty_long_or_foreign_are_answered(files, tmp_path):
         ("Anna lives in Rome. " * 60, [qa("long")]),
         ("Anna lives in Rome.", [qa("asked at length", question="where " * 50)]),
     )
-    settings = {"predict_file": odd, "num_train_epochs": 4}
-    assert call(without(files, "do_eval") | settings) == 0
-    found = read(files["output_dir"], "predictions.json")
+    assert call(without(trained, *OF_TRAINING, "do_eval") | {"predict_file": odd}) == 0
+    found = read(trained["output_dir"], "predictions.json")
     assert found["empty"] == found["blank"] == ""
     assert found["foreign"]
     assert found["foreign"] in foreign

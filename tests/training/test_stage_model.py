@@ -10,12 +10,13 @@ from peer_tasks import by_their_names, peer_loss, peer_model
 from small_runs import (
     QUIET,
     SHORT,
+    STAGE,
     assert_resumes_exactly,
     losses_of_updates,
     without_dropout,
 )
 from small_runs import make_run as make_pretraining
-from small_sentences import STAGE, make_run
+from small_sentences import make_run
 
 from official_bert.engines import tf_update
 from official_bert.stages import LoopOptions, Optimizer
