@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from bert_checkpoints import (
     CONFIG,
     as_tensors,
@@ -17,35 +16,23 @@ from bert_checkpoints import (
     make_source,
     random_tensors,
     write_hugging_face,
-    write_vocabulary,
 )
-from small_runs import SHORT, final_tensors, train
+from model_kinds import make_kind
+from small_runs import SHORT, train
 from small_runs import make_run as make_pretraining
-from small_sentences import STAGE, make_run, make_task, number_task
 
 import official_bert
 from official_bert import convert_checkpoint
-from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.pretrainer import BertPretrainer
-from official_bert.prediction.predictors import BlankFiller, SentenceClassifier
+from official_bert.prediction.predictors import BlankFiller
 from official_bert.tasks import labels
-from official_bert.tasks.tables import Columns
-from official_bert.training import checkpoints, fine_tuned
-
-TEXTS = ["The cat [MASK] on a mat.", "[MASK] [MASK]!"]
+from official_bert.training import checkpoints
 
 
-def classifier_tensors(outputs=3, seed=0):
-    rng = np.random.default_rng(seed)
-    tensors = {n: a for n, a in random_tensors(CONFIG, seed).items() if not n.startswith("cls/")}
-    head = rng.normal(0, 1, (outputs, CONFIG.hidden_size + 1)).astype("f4")
-    return tensors | {"output_weights": head[:, 1:], "output_bias": head[:, 0]}
-
-
-def make_classifier(folder, outputs=3, contents=None):
+def make_classifier(folder, contents=None, kind="classes"):
     """A folder as the official script leaves it, with a `labels.json` if there are contents."""
-    make_source(folder)
-    checkpoints.write_bundle(folder / "bert_model.ckpt", classifier_tensors(outputs))
+    make_kind(kind, folder)
+    (folder / "labels.json").unlink()
     if contents:
         (folder / "labels.json").write_text(json.dumps(contents))
 
@@ -60,12 +47,9 @@ def pretrained(small_corpus, tmp_path_factory):
     return folder
 
 
-def test_a_pretraining_run_fills_blanks_with_its_newest_weights(small_corpus, pretrained):
+def test_a_pretraining_run_fills_blanks(small_corpus, pretrained):
     model = official_bert.load(pretrained, small_corpus.vocab_file)
     assert type(model) is BlankFiller
-    tensors = final_tensors(pretrained)
-    for variable in model.model.weights:
-        np.testing.assert_array_equal(variable.numpy(), tensors[variable.path])
     assert len(model.predict(["return the [MASK]"])[0][0]) == 3
     pieces = model.tokenizer.get_vocab_size()
     assert repr(model).startswith("<BlankFiller: 1 × 32 units, ")
@@ -79,9 +63,9 @@ def test_before_its_first_update_a_run_is_what_its_seed_makes_of_it(small_corpus
         np.testing.assert_array_equal(variable.numpy(), wanted.numpy())
 
 
-@pytest.mark.parametrize("step", [0, 4, 8])
+@pytest.mark.parametrize("step", [0, 4, 8, None])
 def test_the_weights_of_every_step_that_is_kept_are_loaded(small_corpus, pretrained, step):
-    (prefix,) = pretrained.glob(f"ctl_step_{step}.*.index" if step else "initial/*.index")
+    (prefix,) = pretrained.glob("initial/*.index" if step == 0 else f"ctl_step_{step or 8}.*.index")
     model = official_bert.load(pretrained, small_corpus.vocab_file, step=step)
     wanted = checkpoints.read_tensors(prefix.with_suffix(""))
     for variable in model.model.weights:
@@ -125,45 +109,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(small_corpus, pretrained, tm
     assert "is damaged" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["classes", "numbers", "pairs"])
-def test_a_fine_tuned_run_predicts_what_its_task_does(small_sentences, tmp_path, kind):
-    task = number_task(small_sentences) if kind == "numbers" else make_task(small_sentences)
-    if kind == "pairs":
-        task = dataclasses.replace(task, columns=Columns("sentence", "other"))
-    stages = (dataclasses.replace(STAGE, steps=4, warmup_steps=1),)
-    train(make_run(small_sentences, task=task, stages=stages), tmp_path)
-    labels.save(task.labels, str(tmp_path / "labels.json"))
-    model = official_bert.load(tmp_path, small_sentences.vocab_file)
-    assert type(model) is SentenceClassifier
-    assert (model.max_seq_length, model.takes_pairs) == (32, kind == "pairs")
-    examples = task.read(small_sentences.dev)
-    found = model.predict(
-        zip(examples.sentences1, examples.sentences2) if kind == "pairs" else examples.sentences1
-    )
-    reference, _ = fine_tuned.load(task, tmp_path, TfDistribute(tf.distribute.get_strategy()))
-    outputs = np.asarray(reference(task.arrays(examples, 32, small_sentences.config)))
-    if kind == "numbers":
-        wanted = [float(number) for number in task.labels.decode(outputs[:, 0])]
-        assert [p.number for p in found] == pytest.approx(wanted, abs=1e-5)
-    else:
-        probabilities = [list(prediction.probabilities.values()) for prediction in found]
-        np.testing.assert_allclose(probabilities, task.target.probabilities(outputs), atol=1e-5)
-        assert [p.label for p in found] == task.labels.decode(task.target.predictions(outputs))
-
-
-def test_the_weights_alone_of_a_run_know_its_settings_too(small_sentences, tmp_path):
-    stages = (dataclasses.replace(STAGE, steps=1, warmup_steps=0),)
-    train(make_run(small_sentences, stages=stages), tmp_path / "run")
-    labels.save(make_task(small_sentences).labels, str(tmp_path / "run/labels.json"))
-    shutil.copy(small_sentences.vocab_file, tmp_path / "run/vocab.txt")
-    exported, whole = (official_bert.load(tmp_path / name) for name in ("run/pretrained", "run"))
-    assert exported.max_seq_length == whole.max_seq_length == 32
-    assert exported.predict(["return"]) == whole.predict(["return"])
-    write_vocabulary(tmp_path)
-    with pytest.raises(ValueError, match="must be the vocabulary that the model in .* was trained"):
-        official_bert.load(tmp_path / "run", tmp_path / "vocab.txt")
-
-
 def test_a_folder_of_several_seeds_names_them(tmp_path):
     for seed in 1, 2:
         (tmp_path / f"seed_{seed}").mkdir()
@@ -175,39 +120,38 @@ def test_a_folder_of_several_seeds_names_them(tmp_path):
 # Checkpoints of every form
 
 
-@pytest.mark.parametrize("through", ["tf1", "huggingface", "keras"])
-def test_a_pretrained_model_fills_blanks_alike_in_every_form(tmp_path, through):
-    make_source(tmp_path / "in")
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", through)
-    wanted = official_bert.load(tmp_path / "in").predict(TEXTS)
-    assert official_bert.load(tmp_path / "out").predict(TEXTS) == wanted
+NAMES = ["нет", "maybe", "yes"]
+SENTENCES = ["the cat", "sat 中", ""]
+ASKED = {
+    "blanks": ["The cat [MASK] on a mat.", "[MASK] [MASK]!"],
+    "classes": [*SENTENCES, ("sat", "中")],
+    "labels": [*SENTENCES, ("sat", "中")],
+    "answers": [("the cat?", "The cat sat. Un able, a mat! 中 é naive. " * 3)],
+    "tags": [*SENTENCES, ["a", "cat", "."], [], "unaffable " * 40],
+}
 
 
-@pytest.mark.parametrize("through", ["tf1", "huggingface", "keras"])
-def test_a_classifier_keeps_the_names_of_its_classes_in_every_form(tmp_path, through):
-    make_classifier(tmp_path / "in", contents={"classes": ["нет", "maybe", "yes"]})
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "there", through)
-    convert_checkpoint.convert(tmp_path / "there", tmp_path / "back", "tf1")
-    texts = ["the cat", ("sat", "中")]
-    wanted = official_bert.load(tmp_path / "in").predict(texts)
-    assert list(wanted[0].probabilities) == ["нет", "maybe", "yes"]
-    for folder in "there", "back":
-        assert official_bert.load(tmp_path / folder).predict(texts) == wanted
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_model_of_every_kind_predicts_alike_in_every_form(tmp_path, kind):
+    make_kind(kind, tmp_path / "in")
+    if kind in ("classes", "labels"):
+        (tmp_path / "in/labels.json").write_text(json.dumps({kind: NAMES}))
+    wanted, folder = official_bert.load(tmp_path / "in").predict(ASKED[kind]), "in"
+    for form in "huggingface", "keras", "tf1":
+        convert_checkpoint.convert(tmp_path / folder, tmp_path / form, form)
+        assert official_bert.load(tmp_path / form).predict(ASKED[kind]) == wanted
+        folder = form
+    if kind in ("classes", "labels"):
+        assert [*wanted[0].probabilities] == NAMES
 
 
-@pytest.mark.parametrize("through", ["tf1", "huggingface", "keras"])
-def test_a_model_of_several_labels_is_one_in_every_form(tmp_path, through):
+def test_a_model_of_several_labels_has_those_above_a_threshold(tmp_path):
     names = ["joy", "anger", "fear"]
-    make_classifier(tmp_path / "in", contents={"labels": names})
-    convert_checkpoint.convert(tmp_path / "in", tmp_path / "there", through)
-    convert_checkpoint.convert(tmp_path / "there", tmp_path / "back", "tf1")
+    make_classifier(tmp_path / "in", {"labels": names})
     model = official_bert.load(tmp_path / "in")
     assert repr(model).startswith("<SentenceClassifier: any of 3 labels, of sentences or pairs,")
     texts = ["the cat", ("sat", "中"), ""]
-    wanted = model.predict(texts)
-    for folder in "there", "back":
-        assert official_bert.load(tmp_path / folder).predict(texts) == wanted
-    for text, one in zip(texts, wanted):
+    for text, one in zip(texts, model.predict(texts)):
         assert [*one.probabilities] == names
         likeliest = sorted(names, key=one.probabilities.get, reverse=True)
         assert one.labels == [name for name in likeliest if one.probabilities[name] > 0.5]
@@ -229,7 +173,7 @@ def test_classes_without_names_have_those_of_an_export(tmp_path):
 
 
 def test_one_output_without_labels_is_a_number(tmp_path):
-    make_classifier(tmp_path / "in", outputs=1)
+    make_classifier(tmp_path / "in", kind="number")
     assert type(official_bert.load(tmp_path / "in").predict(["a"])[0].number) is float
 
 
@@ -307,32 +251,27 @@ def test_classes_that_are_not_named_whole_are_refused(tmp_path, names):
     ],
 )
 def test_labels_of_another_model_are_refused(tmp_path, contents, message):
-    make_classifier(tmp_path / "in", contents=contents)
+    make_classifier(tmp_path / "in", contents)
     with pytest.raises(ValueError, match=message):
         official_bert.load(tmp_path / "in")
 
 
 def test_what_cannot_be_a_model_in_use_is_named(tmp_path):
     make_source(tmp_path / "in")
-    write = checkpoints.write_bundle
     whole = random_tensors(CONFIG)
     bare = {n: a for n, a in whole.items() if n[:4] != "cls/"}
-    write(tmp_path / "in/bert_model.ckpt", bare | {"tags/kernel": np.zeros((16, 5), "f4")})
-    message = (
-        "got encoder, pooler, tags/kernel .* head is of an unknown task: .* --allow_missing_head"
-    )
-    with pytest.raises(ValueError, match=message):
-        official_bert.load(tmp_path / "in")
-    write(tmp_path / "in/bert_model.ckpt", bare | {"bert/encoder/layer_2/x": np.zeros(3, "f4")})
-    with pytest.raises(ValueError, match=r"left over: bert/encoder/layer_2/x \(3,\)"):
-        official_bert.load(tmp_path / "in")
-    write(tmp_path / "in/bert_model.ckpt", whole | {"bert/encoder/layer_2/x": np.zeros(3, "f4")})
-    with pytest.raises(ValueError, match=r"left over: bert/encoder/layer_2/x \(3,\)"):
-        official_bert.load(tmp_path / "in")
-    whole.pop("bert/encoder/layer_1/output/dense/bias")
-    write(tmp_path / "in/bert_model.ckpt", whole)
-    with pytest.raises(ValueError, match="missing: bert/encoder/layer_1/output/dense/bias"):
-        official_bert.load(tmp_path / "in")
+    tags = {"tags/kernel": np.zeros((16, 5), "f4")}
+    more = {"bert/encoder/layer_2/x": np.zeros(3, "f4")}
+    bias = "bert/encoder/layer_1/output/dense/bias"
+    for tensors, message in (
+        (bare | tags, "got encoder, pooler, tags/kernel .* of an unknown task: .* --allow_missing"),
+        (bare | more, r"left over: bert/encoder/layer_2/x \(3,\)"),
+        (whole | more, r"left over: bert/encoder/layer_2/x \(3,\)"),
+        ({n: a for n, a in whole.items() if n != bias}, f"missing: {bias}"),
+    ):
+        checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", tensors)
+        with pytest.raises(ValueError, match=message):
+            official_bert.load(tmp_path / "in")
 
 
 @pytest.mark.parametrize(

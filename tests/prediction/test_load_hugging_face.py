@@ -9,12 +9,6 @@ from bert_checkpoints import CONFIG, write_vocabulary
 
 import official_bert
 from official_bert import convert_checkpoint
-from official_bert.engines.tf_distribute import TfDistribute
-from official_bert.model.config import BertConfig
-from official_bert.tasks.classification import Classification
-from official_bert.tasks.labels import Classes
-from official_bert.tasks.tables import Columns
-from official_bert.training import fine_tuned
 
 
 def save(folder, name, *, add_pooling_layer=None, **settings):
@@ -111,40 +105,3 @@ def test_a_classifier_there_and_back_has_its_bytes(classifier, tmp_path):
     assert back.config.id2label == model.config.id2label
     for name, values in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], values), name
-
-
-@pytest.mark.parametrize("order", [("entails", "contradicts", "neither"), ("1", "2", "3")])
-def test_a_task_takes_its_head_over(classifier, tmp_path, order, capsys):
-    import tensorflow as tf
-
-    folder, model, tokenizer = classifier
-    found = fine_tuned.load_checkpoint(*arguments(tmp_path, folder, order))
-    assert "weights: carried 41 of 41\n" in capsys.readouterr().out
-    ids = {
-        "input_ids": "input_ids",
-        "input_mask": "attention_mask",
-        "segment_ids": "token_type_ids",
-    }
-    tokens = tokenizer("the cat", return_tensors="np")
-    ours = found({name: tf.cast(tokens[theirs], tf.int32) for name, theirs in ids.items()})
-    np.testing.assert_allclose(ours[0], logits_of(model, tokenizer, "the cat"), atol=1e-4)
-
-
-def test_its_classes_in_another_order_are_taken_by_their_names(classifier, tmp_path, capsys):
-    theirs = fine_tuned.load_checkpoint(*arguments(tmp_path, classifier[0], ("1", "2", "3")))
-    settings = arguments(tmp_path, classifier[0], ("Contradicts", "ENTAILS", "neither"))
-    ours = fine_tuned.load_checkpoint(*settings, arrange=settings[0].arrange)
-    assert "by their names: entails, contradicts, neither\n" in capsys.readouterr().out
-    for variable, before in zip(ours.head.variables, theirs.head.variables, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), before.numpy()[[1, 0, 2]])
-
-
-def arguments(tmp_path, folder, order):
-    """What `load_checkpoint` takes for a task with these classes."""
-    import tensorflow as tf
-
-    write_vocabulary(tmp_path)
-    columns, vocab_file = Columns("sentence"), str(tmp_path / "vocab.txt")
-    task = Classification(labels=Classes(order), columns=columns, vocab_file=vocab_file)
-    config = BertConfig.from_json_file(folder / "config.json")
-    return task, config, str(folder), TfDistribute(tf.distribute.get_strategy())

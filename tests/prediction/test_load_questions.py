@@ -8,16 +8,10 @@ import numpy as np
 import peers
 import pytest
 import tensorflow as tf
-from bert_checkpoints import (
-    CONFIG,
-    assert_same_bytes,
-    make_source,
-    random_batch,
-    random_tensors,
-    write_vocabulary,
-)
-from small_runs import train
-from small_squad import STAGE, WINDOWS, make_run, make_task
+from bert_checkpoints import CONFIG, assert_same_bytes, random_batch, write_vocabulary
+from model_kinds import make_kind
+from small_runs import STAGE, train
+from small_squad import WINDOWS, make_run, make_task
 
 import official_bert
 from official_bert import convert_checkpoint
@@ -54,6 +48,8 @@ def test_a_run_answers_as_its_task_does(small_questions, run):
     folder, task = run
     loaded = official_bert.load(folder)
     assert type(loaded) is QuestionAnswerer
+    kind = "some have no answer" if task.version_2_with_negative else "each has an answer"
+    assert repr(loaded).startswith(f"<QuestionAnswerer: of questions {kind}, f")
     assert loaded.windows == WINDOWS
     questions = squad_data.read(small_questions.dev).questions
     found = loaded.predict([(q.text, q.context) for q in questions], batch_size=5)
@@ -87,12 +83,6 @@ def test_the_threshold_decides_where_there_may_be_no_answer(run):
     assert np.log(odds) == pytest.approx(something.null_odds, abs=1e-4)
 
 
-def test_it_says_what_it_is(run):
-    folder, task = run
-    kind = "some have no answer" if task.version_2_with_negative else "each has an answer"
-    assert repr(official_bert.load(folder)).startswith(f"<QuestionAnswerer: of questions {kind}, f")
-
-
 @pytest.mark.parametrize("output_format", ["huggingface", "tf1"])
 def test_a_run_is_converted_and_answers_alike(run, tmp_path, output_format):
     said = convert_checkpoint.convert(run[0], tmp_path / "out", output_format)
@@ -108,22 +98,15 @@ def test_a_run_is_converted_and_answers_alike(run, tmp_path, output_format):
 # Heads of other forms
 
 
-def qa_tensors(seed=0):
-    tensors = {n: a for n, a in random_tensors(CONFIG, seed).items() if n[:9] != "cls/predi"}
-    for name in "weights", "bias":  # of the same shapes as those of the next sentence
-        tensors[f"cls/squad/output_{name}"] = tensors.pop(f"cls/seq_relationship/output_{name}")
-    return tensors
-
-
 @pytest.fixture
 def official(tmp_path):
-    """A folder as the official script leaves it; its tensors."""
-    make_source(tmp_path / "in")
-    tensors = qa_tensors()
-    slots = {f"{name}/adam_{slot}": array for name, array in tensors.items() for slot in "mv"}
-    step = {"global_step": np.int64(9)}
-    checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", tensors | slots | step)
-    return tensors, slots
+    """The tensors of a folder as the official script leaves it, with moments and a step."""
+    make_kind("answers", tmp_path / "in", CONFIG)
+    tensors = checkpoints.read_tensors(tmp_path / "in/bert_model.ckpt")
+    tensors |= {f"{name}/adam_{slot}": array for name, array in tensors.items() for slot in "mv"}
+    tensors["global_step"] = np.int64(9)
+    checkpoints.write_bundle(tmp_path / "in/bert_model.ckpt", tensors)
+    return tensors
 
 
 def their_logits(model, batch):
@@ -187,10 +170,8 @@ def test_what_an_export_cannot_hold_is_listed(official, tmp_path):
 
 
 def test_an_export_for_tensorflow_1_has_the_same_bytes_moments_and_step(official, tmp_path):
-    tensors, slots = official
     convert_checkpoint.convert(tmp_path / "in", tmp_path / "out", "tf1")
-    wanted = tensors | slots | {"global_step": np.int64(9)}
-    assert_same_bytes(checkpoints.read_tensors(tmp_path / "out/bert_model.ckpt"), wanted)
+    assert_same_bytes(checkpoints.read_tensors(tmp_path / "out/bert_model.ckpt"), official)
 
 
 # What is asked

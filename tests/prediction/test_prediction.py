@@ -1,60 +1,45 @@
 """What a loaded model says of texts is what its Keras model computes of them, one by one."""
 
+import dataclasses
 import logging
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from bert_checkpoints import CONFIG, WORDS, random_tensors, write_vocabulary
+from bert_checkpoints import CONFIG, WORDS
+from model_kinds import make_kind
 
-from official_bert.data import tokenization
-from official_bert.model.fine_tuning import BertClassifier
-from official_bert.model.pretrainer import BertPretrainer
-from official_bert.prediction.predictors import BlankFiller, SentenceClassifier
-from official_bert.tasks.labels import Classes, Numbers
+import official_bert
+from official_bert.prediction import predictors
+from official_bert.tasks.labels import Numbers
 
 CLS, SEP, MASK = 2, 3, 4
-CLASSES = Classes(("no", "maybe", "yes"))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vocabulary")
-    write_vocabulary(folder)
-    return tokenization.load(str(folder / "vocab.txt"))
-
-
-def filled(model, seed=0):
-    tensors = random_tensors(CONFIG, seed)
-    rng = np.random.default_rng(seed)
-    for variable in model.weights:
-        values = tensors.get(variable.path)
-        variable.assign(rng.normal(0, 1, variable.shape) if values is None else values)
-    return model
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for kind in "blanks", "classes", "number":
+        make_kind(kind, folder / kind, CONFIG)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def filler(tokenizer):
-    return BlankFiller(
-        model=filled(BertPretrainer(CONFIG, seed=None)),
-        tokenizer=tokenizer,
-        max_seq_length=CONFIG.max_position_embeddings,
-        origin="here",
-    )
+def filler(folder):
+    return official_bert.load(folder / "blanks")
 
 
 @pytest.fixture(scope="module")
-def make_classifier(tokenizer):
-    def make(labels=CLASSES, takes_pairs=None, max_seq_length=20):
-        outputs = len(labels.names) if isinstance(labels, Classes) else 1
-        return SentenceClassifier(
-            model=filled(BertClassifier(CONFIG, outputs, seed=None)),
-            tokenizer=tokenizer,
-            labels=labels,
-            max_seq_length=max_seq_length,
-            takes_pairs=takes_pairs,
-            origin="here",
-        )
+def tokenizer(filler):
+    return filler.tokenizer
+
+
+@pytest.fixture
+def make_classifier(folder):
+    """A function that loads a model of a kind, with other values of some attributes."""
+
+    def make(kind="classes", **changed):
+        return dataclasses.replace(official_bert.load(folder / kind), **changed)
 
     return make
 
@@ -122,8 +107,6 @@ def test_texts_of_many_lengths_make_tensorflow_say_nothing(filler, caplog):
 
 
 def test_many_blanks_are_computed_a_part_at_a_time(filler, monkeypatch):
-    from official_bert.prediction import predictors
-
     whole = filler.predict(TEXTS)
     monkeypatch.setattr(predictors, "_BLANKS_AT_ONCE", 2)
     for found, wanted in zip(filler.predict(TEXTS), whole):
@@ -180,9 +163,10 @@ def test_classes_are_those_of_each_text_alone(make_classifier, tokenizer, batch_
 
 
 def test_numbers_keep_to_the_bounds_of_their_scale(make_classifier):
-    free = [prediction.number for prediction in make_classifier(Numbers()).predict(SENTENCES)]
+    unbounded = make_classifier("number", labels=Numbers())
+    free = [prediction.number for prediction in unbounded.predict(SENTENCES)]
     low, high = sorted(free)[1:3]
-    bound = make_classifier(Numbers(low, high)).predict(SENTENCES)
+    bound = make_classifier("number", labels=Numbers(low, high)).predict(SENTENCES)
     assert [prediction.number for prediction in bound] == [min(max(n, low), high) for n in free]
 
 
@@ -210,8 +194,7 @@ def test_outputs_that_are_no_numbers_are_refused(make_classifier):
 
 
 def test_a_model_says_what_it_is(filler, make_classifier):
-    assert repr(filler) == "<BlankFiller: 2 × 16 units, 40 word pieces, from here>"
-    assert repr(make_classifier(Numbers(), takes_pairs=True)) == (
-        "<SentenceClassifier: a number, of pairs of sentences, from here>"
-    )
+    assert repr(filler).startswith("<BlankFiller: 2 × 16 units, 40 word pieces, from ")
+    pairs = make_classifier("number", takes_pairs=True, origin="here")
+    assert repr(pairs) == "<SentenceClassifier: a number, of pairs of sentences, from here>"
     assert len(WORDS.split()) + 5 == filler.tokenizer.get_vocab_size()
