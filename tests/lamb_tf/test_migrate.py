@@ -82,9 +82,9 @@ def new_model(named=True):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Files of one model that `legacy.LAMB` has trained, by their form; and its weights."""
+    """Files of one model that `legacy.LAMB` has trained, by their form."""
     old, folder = old_model(legacy.LAMB(0.01)), tmp_path_factory.mktemp("saved")
-    return {form: save(old, form, folder) for form in ("checkpoint", "h5")} | {"model": old}
+    return {form: save(old, form, folder) for form in ("checkpoint", "h5")}
 
 
 def save(model, form, folder):
@@ -97,11 +97,6 @@ def save(model, form, folder):
     path = folder / {"h5": "model.h5", "SavedModel": "model"}[form]
     model.save(path)
     return path
-
-
-def tf_models_lamb():
-    """tf-models' LAMB, whose module needs nothing of the rest of tf-models."""
-    return peers.module_alone("official.modeling.optimization.lamb").LAMB
 
 
 @pytest.mark.parametrize(
@@ -120,7 +115,7 @@ def test_training_goes_on_as_the_old_one_would(tmp_path, source, form):
     options = dict(OPTIONS)
     if source == "tf-models":
         options["weight_decay_rate"] = options.pop("weight_decay")
-        make = tf_models_lamb()
+        make = peers.module_alone("official.modeling.optimization.lamb").LAMB
     else:
         make = {"addons": tfa.optimizers.LAMB, "legacy": legacy.LAMB}[source]
     old = old_model(make(**options))
@@ -308,7 +303,6 @@ def test_hdf5_files_that_cannot_be_read_are_refused_by_their_path(saved, tmp_pat
             migrate.from_tf_keras(tmp_path / f"{name}.h5", new_model(), lamb_tf.LAMB())
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_a_file_of_keras_3_is_refused_with_the_way_that_reads_it(tmp_path):
     model = new_model()
     model.compile(keras.optimizers.Lamb(0.01), "mse")
