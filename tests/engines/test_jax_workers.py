@@ -14,8 +14,9 @@ import jax_training
 import pytest
 import warm_python
 import worker_processes
-from small_runs import assert_same, final_tensors, log_lines
-from worker_processes import Worker, finish, wait_for
+from command_processes import as_flags
+from small_runs import assert_same, final_tensors, forget_after, log_lines, pretraining_settings
+from worker_processes import finish, wait_for
 
 from official_bert.engines.cluster import LOST
 from official_bert.training import checkpoints
@@ -28,61 +29,28 @@ SECONDS_TO_NOTICE = 60
 @pytest.fixture
 def flags(small_corpus, tmp_path):
     """A function of settings that returns the flags of a run of 12 updates."""
-    path = tmp_path / "bert_config.json"
-    path.write_text(small_corpus.config.to_json())
 
-    def as_flags(model_dir, **changes):
-        settings = {
-            "engine": "jax",
-            "bert_config_file": path,
-            "input_files": small_corpus.train,
-            "model_dir": model_dir,
-            "max_seq_length": 32,
-            "max_predictions_per_seq": 5,
-            "train_batch_size": 16,
-            "num_steps_per_epoch": 12,
-            "num_train_epochs": 1,
-            "warmup_steps": 3,
-            "learning_rate": 5e-3,
-            "optimizer_type": "lamb",
-            "log_steps": 4,
-            "save_checkpoints_steps": 4,
-            "steps_per_loop": 4,
-            "keep_checkpoint_max": 0,
-            **changes,
-        }
-        return [f"--{name}={value}" for name, value in settings.items()]
+    def flags_of(model_dir, **changed):
+        every = dict.fromkeys(("log_steps", "save_checkpoints_steps", "steps_per_loop"), 4)
+        steps = {"num_steps_per_epoch": 12, "warmup_steps": 3, **every, "keep_checkpoint_max": 0}
+        changed = {"engine": "jax", "model_dir": model_dir, **steps, **changed}
+        return as_flags(pretraining_settings(small_corpus, tmp_path, **changed))
 
-    return as_flags
+    return flags_of
 
 
-def by_flags(count):
-    """Each process is told of all by flags; a single one needs none."""
-
-    def launcher(index, ports):
-        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-        place = [f"--worker_hosts={hosts}", f"--task_index={index}"] if count > 1 else []
-        return [sys.executable, "-m", worker_processes.COMMAND], place, {}
-
-    return launcher
+def by_flags(index, ports):
+    """Each process is told of all by flags, without a strategy; a single one needs none."""
+    return worker_processes.by_flags(index, ports)[0][1:], {}
 
 
-def start(processes, devices, flags, folder, launcher=None, ports=None):
+def start(processes, devices, flags, folder, launcher=by_flags):
     """Starts processes with this many devices each, or as many as a tuple says."""
     counts = devices if isinstance(devices, tuple) else (devices,) * processes
-    ports, workers = ports or worker_processes.free_ports(processes), []
-    for index in range(processes):
-        command, more, variables = (launcher or by_flags(processes))(index, ports)
-        output = folder / f"output_{time.monotonic_ns()}_{index}.txt"
-        with output.open("w") as file:
-            process = warm_python.Popen(
-                [*command, *flags, *more],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=jax_training.environment(counts[index]) | variables,
-            )
-        workers.append(Worker(process, output))
-    return workers
+    environments = [jax_training.environment(count) for count in counts]
+    return worker_processes.start(
+        processes, flags, folder, launcher, environment=environments.__getitem__
+    )
 
 
 def train(*arguments):
@@ -102,24 +70,21 @@ def whole(alone, flags, tmp_path):
     if not alone:
         folder = tmp_path / "alone"
         train(1, 2, flags(folder), tmp_path)
-        found = {12: final_tensors(folder), "log": log_lines(folder), "folder": folder}
-        alone.update(found)
+        alone.update(tensors=final_tensors(folder), log=log_lines(folder), folder=folder)
     return alone
 
 
 def test_weights_do_not_depend_on_the_number_of_devices(whole, flags, tmp_path):
     """Nor on that of processes: see the launchers."""
     train(1, 8, flags(tmp_path / "model"), tmp_path)
-    assert_same(final_tensors(tmp_path / "model"), whole[12], atol=1e-6)
+    assert_same(final_tensors(tmp_path / "model"), whole["tensors"], atol=1e-6)
 
 
 def test_a_run_resumes_exactly(whole, flags, tmp_path):
     shutil.copytree(whole["folder"], tmp_path / "model")
-    for path in (tmp_path / "model").glob("ctl_step_*"):
-        if not path.name.startswith("ctl_step_4."):  # as a kill after that leaves it
-            path.unlink()
+    forget_after(tmp_path / "model", 4)
     train(1, 2, flags(tmp_path / "model"), tmp_path)
-    assert_same(final_tensors(tmp_path / "model"), whole[12])
+    assert_same(final_tensors(tmp_path / "model"), whole["tensors"])
     assert log_lines(tmp_path / "model") == whole["log"]
 
 
@@ -157,20 +122,16 @@ def test_an_error_of_all_processes_is_said_by_each_with_its_own_exit_code():
         assert (code, said) == (2, "the command: error: a damaged record\n")
 
 
-def in_slurm(index, ports):
-    """What Slurm gives to a task of two on one node; the job's number decides its ports."""
-    flags, variables = worker_processes._topology(["", ""], index, "Slurm", ports[0])
-    return [sys.executable, "-m", worker_processes.COMMAND], flags, variables
-
-
 def in_open_mpi(index, ports):
     """Environment of one of four processes of Open MPI; a flag has its rank, as in docs/jax.md."""
-    command, flags, _ = by_flags(4)(index, ports)
-    return command, flags, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(index)}
+    flags, _ = by_flags(index, ports)
+    return flags, {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(index)}
 
 
 @pytest.mark.parametrize(
-    ("launcher", "devices"), [(in_slurm, 2), (in_open_mpi, 1)], ids=["slurm", "open_mpi"]
+    ("launcher", "devices"),
+    [(worker_processes.by_slurm, 2), (in_open_mpi, 1)],
+    ids=["slurm", "open_mpi"],
 )
 def test_launchers_of_clusters_start_it(whole, flags, tmp_path, launcher, devices):
     """On two processes of two devices, and on four of one."""
@@ -178,26 +139,23 @@ def test_launchers_of_clusters_start_it(whole, flags, tmp_path, launcher, device
     workers = start(count, devices, flags(tmp_path / "model"), tmp_path, launcher)
     assert finish(workers) == [0] * count, [worker.said()[-3000:] for worker in workers]
     assert f"worker 1 of {count}" in workers[1].said()
-    assert_same(final_tensors(tmp_path / "model"), whole[12], atol=1e-6)
-
-
-def by_jax_itself(index, ports):
-    """Open MPI's variables, in which JAX finds the processes, and a port of 61440 … 65535."""
-    variables = {
-        "OMPI_MCA_orte_hnp_uri": f"{(ports[0] - 61440) << 12}.0;tcp://127.0.0.1:34911",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_RANK": str(index),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(index),
-    }
-    flags = ["--distribution_strategy=tpu"]
-    return [sys.executable, "-m", worker_processes.COMMAND], flags, variables
+    assert_same(final_tensors(tmp_path / "model"), whole["tensors"], atol=1e-6)
 
 
 def test_processes_that_jax_itself_finds_are_joined(flags, tmp_path):
     """As on a slice, where JAX asks for the others; here it then misses the TPU."""
     port = next(port for port in range(61440, 65536) if is_free(port))
-    model = flags(tmp_path / "model")
-    workers = start(2, 2, model, tmp_path, by_jax_itself, [port])
+
+    def by_jax_itself(index, _):
+        """Open MPI's variables, in which JAX finds the processes and the port."""
+        return ["--distribution_strategy=tpu"], {
+            "OMPI_MCA_orte_hnp_uri": f"{(port - 61440) << 12}.0;tcp://127.0.0.1:34911",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": str(index),
+            "OMPI_COMM_WORLD_LOCAL_RANK": str(index),
+        }
+
+    workers = start(2, 2, flags(tmp_path / "model"), tmp_path, by_jax_itself)
     assert finish(workers, timeout=300) == [2, 2]
     for worker in workers:
         assert worker.said().splitlines()[-1] == (
@@ -303,11 +261,19 @@ def test_a_process_whose_messages_nobody_reads_goes_on():
         process.kill()
 
 
-def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
-    whole, flags, tmp_path
-):
-    long = flags(tmp_path / "model", num_steps_per_epoch=100_000)
-    workers = start(2, 2, long, tmp_path)
+def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(flags, tmp_path):
+    def begin(count, folder):
+        return start(count, 2, flags(folder, num_steps_per_epoch=100_000), tmp_path)
+
+    def tensors_of_one_process(folder, step):
+        """Of a process that is stopped after the checkpoint of this step."""
+        alone = begin(1, folder)
+        wait_for(alone, f"ctl_step_{step}.ckpt")
+        alone[0].process.send_signal(signal.SIGTERM)
+        assert finish(alone) == [143]
+        return checkpoints.CheckpointStore(folder).at(step).tensors()
+
+    workers = begin(2, tmp_path / "model")
     wait_for(workers, "ctl_step_4.ckpt-1")
     os.kill(workers[1].process.pid, signal.SIGKILL)
     killed = time.monotonic()
@@ -317,21 +283,9 @@ def test_a_lost_process_ends_the_others_and_the_run_resumes_on_another_number(
     assert said.startswith("run_pretraining: error: Another worker has ended or cannot be reached")
     finish(workers, timeout=300)
     written = [int(step) for step in re.findall(r"saved \S*ctl_step_(\d+)", workers[0].said())]
-    # The same directory on one process, to the next checkpoint, and then on two again.
     end = written[-1] + 8
-    resumed = flags(tmp_path / "model", num_steps_per_epoch=100_000)
-    again = start(1, 2, resumed, tmp_path)
-    wait_for(again, f"ctl_step_{end}.ckpt")
-    again[0].process.send_signal(signal.SIGTERM)
-    assert finish(again) == [143]
-    store = checkpoints.CheckpointStore(tmp_path / "model")
-    reference = flags(tmp_path / "reference", num_steps_per_epoch=100_000)
-    never_killed = start(1, 2, reference, tmp_path)
-    wait_for(never_killed, f"ctl_step_{end}.ckpt")
-    never_killed[0].process.send_signal(signal.SIGTERM)
-    assert finish(never_killed) == [143]
-    other = checkpoints.CheckpointStore(tmp_path / "reference")
-    assert_same(store.at(end).tensors(), other.at(end).tensors(), atol=1e-5)
+    ends = [tensors_of_one_process(tmp_path / name, end) for name in ("model", "never killed")]
+    assert_same(*ends, atol=1e-5)
 
 
 def test_sharded_state_gives_the_same_weights_and_moments_in_less_memory(small_corpus, tmp_path):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from command_processes import as_flags
+from small_runs import pretraining_settings
 
 from official_bert.engines import local_workers
 from official_bert.training import checkpoints
@@ -76,20 +78,10 @@ def test_a_signal_goes_to_all_of_them(command):
 
 @pytest.mark.slow
 def test_two_local_workers_train(small_corpus, tmp_path):
-    (tmp_path / "bert_config.json").write_text(small_corpus.config.to_json())
+    changed = {"local_workers": 2, "num_steps_per_epoch": 4, "use_next_sentence_label": False}
+    flags = as_flags(pretraining_settings(small_corpus, tmp_path, **changed))
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "official_bert.run_pretraining", "--local_workers=2"),
-            f"--bert_config_file={tmp_path}/bert_config.json",
-            f"--input_files={small_corpus.train}",
-            f"--model_dir={tmp_path}/model",
-            "--max_seq_length=32",
-            "--max_predictions_per_seq=5",
-            "--num_steps_per_epoch=4",
-            "--num_train_epochs=1",
-            "--nouse_next_sentence_label",
-            "--optimizer_type=lamb",
-        ],
+        [sys.executable, "-m", "official_bert.run_pretraining", *flags],
         capture_output=True,
         text=True,
     )
@@ -99,4 +91,5 @@ def test_two_local_workers_train(small_corpus, tmp_path):
     assert checkpoints.CheckpointStore(tmp_path / "model").latest().step == 4
     line = json.loads((tmp_path / "model" / "train_log.jsonl").read_text().splitlines()[-1])
     assert "next_sentence_loss" not in line
+    assert line["loss"] == line["masked_lm_loss"]
     assert line["timing"]["reductions"] == 4

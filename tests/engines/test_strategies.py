@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+import warm_python
 import worker_processes
 from two_replicas import two_replicas
 
@@ -113,7 +114,7 @@ strategies.make_strategy(
     "multi_worker_mirrored", worker_hosts="127.0.0.1:{},127.0.0.1:{}", task_index=0
 )
 """.format(*worker_processes.free_ports(2))
-    with subprocess.Popen(
+    with warm_python.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
