@@ -9,18 +9,8 @@ import peers
 import pytest
 import stats
 
-TINY = {
-    "vocab_size": 300,
-    "documents": 40,
-    "max_seq_length": 16,
-    "max_predictions_per_seq": 3,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "batch_size": 8,
-    "updates": 6,
-    "warmup_steps": 2,
-    "eval_steps": 4,
-}
+TINY = claim_studies.TINY | {"max_seq_length": 16, "max_predictions_per_seq": 3}
+TINY |= {"batch_size": 8, "updates": 6, "warmup_steps": 2, "eval_steps": 4}
 
 
 def curve(losses, seconds_an_update=0.01):

@@ -11,15 +11,7 @@ import same_hour_search as search
 
 from official_bert import demo, recipes
 
-TINY = {
-    "training_minutes": 0.5,
-    "vocab_size": 300,
-    "documents": 40,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "tokens": 256,
-    "evaluations": 2,
-}
+TINY = claim_studies.TINY | {"training_minutes": 0.5, "tokens": 256, "evaluations": 2}
 VALUES = {"rate": 4e-3, "one_minus_beta_1": 0.05, "weight_decay": 0.1, "updates": None}
 GROWING, MASKS = "now with a growing depth", "now with [MASK] only"
 

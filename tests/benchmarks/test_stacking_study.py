@@ -10,19 +10,8 @@ import stacking_study as study
 import stacking_study_tables as results
 import trials
 
-TINY = {
-    "vocab_size": 300,
-    "documents": 40,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "batch_size": 8,
-    "seconds": 12,
-    "mslt_depths": [1, 2],
-    "eval_steps": 4,
-    "pace_steps": 3,
-    "rates": [1e-3, 2e-3],
-}
+TINY = claim_studies.TINY | {"num_hidden_layers": 2, "batch_size": 8, "seconds": 12}
+TINY |= {"mslt_depths": [1, 2], "eval_steps": 4, "pace_steps": 3, "rates": [1e-3, 2e-3]}
 METHODS = ("scratch", "mslt")
 
 

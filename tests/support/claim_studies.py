@@ -8,6 +8,7 @@ from pathlib import Path
 import peers
 
 ROOT = Path(__file__).parents[2]
+TINY = {"vocab_size": 300, "documents": 40, "hidden_size": 32, "intermediate_size": 64}
 
 
 def script(name):
