@@ -1,7 +1,6 @@
 """The pages of docs/ keep their word: their commands run, one after the other, and their Python."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -15,15 +14,9 @@ import numpy as np
 import peers
 import pytest
 import warm_python
-from bert_checkpoints import (
-    CONFIG,
-    assert_same_bytes,
-    make_source,
-    random_tensors,
-    weights_of,
-    write_objects,
-)
-from model_kinds import make_kind
+from bert_checkpoints import CONFIG, assert_same_bytes, make_source, weights_of, write_objects
+from bert_shapes import tiny
+from model_kinds import CLASSES, make_kind
 from small_squad import paragraphs, qa, write_squad
 from small_tags import make_tags
 from small_text import make_corpus, topics
@@ -31,7 +24,7 @@ from small_text import make_corpus, topics
 from official_bert import convert_checkpoint, run_squad
 from official_bert.data import tokenization
 from official_bert.tasks import glue
-from official_bert.training.checkpoints import CheckpointStore, write_bundle
+from official_bert.training.checkpoints import CheckpointStore
 
 ROOT = Path(__file__).parents[2]
 START = "import sys; from official_bert.commands.command_line import main; sys.exit(main())"
@@ -91,6 +84,24 @@ def run(words, code=START):
     return done.stdout
 
 
+def shown_metrics(page):
+    """The beginnings of the lines of metrics that a page shows."""
+    found = re.findall(r"^    (\S+ = )[\d.]+$", text(page), re.M)
+    assert found
+    return found
+
+
+def shown_files(page):
+    """The files of an output folder that a page lists, but for those whose names vary."""
+    rows = re.findall(r"^\| (`[^`…]+\.\w+`(?:, `[^`]+`)*) \|", text(page), re.M)
+    return [name for row in rows for name in re.findall("`(.*?)`", row)]
+
+
+def write_google_bert(positions, layers=1):
+    config = tiny(max_position_embeddings=positions, num_hidden_layers=layers)
+    make_source(Path("google_bert"), config)
+
+
 def write_reviews(*names):
     for name in names:
         rows = [f'"the cat, {"!" * n}",{n % 5 + 1}' for n in range(40)]
@@ -109,7 +120,7 @@ def write_posts():
 
 
 def of_classification():
-    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=128))
+    write_google_bert(128)
     Path("glue_data/MRPC").mkdir(parents=True)
     columns = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
     for split in "train", "dev":
@@ -120,15 +131,13 @@ def of_classification():
     write_reviews("reviews", "reviews_dev", "new_reviews")
     write_posts()
     names, said = run_page("classification", [("--num_seeds=3", "--num_seeds=2")])
-    shown = re.findall(r"^    (eval_\w+ = )[\d.]+$", text("classification"), re.MULTILINE)
-    assert shown
-    assert all(line in said[0] for line in shown)
+    assert all(f"\n{metric}" in said[0] for metric in shown_metrics("classification"))
     for metric in re.findall(r"^\| `(eval_\w+)` \|", text("classification"), re.MULTILINE):
         assert f"\n{metric} = " in Path("feelings/eval_results.txt").read_text()
     assert [*names["found"].probabilities] == ["joy", "surprise"]
-    table = re.findall(r"^\| `([^`…]+\.\w+)` \|", text("classification"), re.MULTILINE)
-    assert len(table) == 5
-    assert all((Path("mrpc") / name).exists() for name in table)
+    files = shown_files("classification")
+    assert len(files) == 8
+    assert all((Path("mrpc") / name).exists() for name in files)
     assert "median" in "".join(said)
     assert len(json.loads(Path("mrpc_seeds/results.json").read_text())["runs"]) == 2
     predictions = Path("reviews/predictions.tsv").read_text()
@@ -140,7 +149,7 @@ def of_classification():
 
 
 def of_squad():
-    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=384))
+    write_google_bert(384)
     for folder in "squad", "output":
         Path(folder).mkdir()
     write_squad(Path("new_questions.json"), *paragraphs(range(2), labelled=False))
@@ -152,16 +161,14 @@ def of_squad():
     answers = blocks("squad", "python")[2][1]
     names, said = run_page("squad", [(answers, logits + answers)])
     trained, answered, _, converted, version_2, thresholded, scored, *_ = said
-    for metric in re.findall(r"^    (\w+ = )[\d.]+$", text("squad"), re.M):
-        assert f"\n{metric}" in trained
+    assert all(f"\n{metric}" in trained for metric in shown_metrics("squad"))
     assert "answered 8 questions" in answered
     assert "(encoder, pooler, question_answering)" in converted
     assert names["answer"].text in "Anna lives in Rome. Ben lives in Oslo."
     assert "--null_score_diff_threshold=" in version_2
     assert "best_f1 = " in thresholded
     assert json.loads(scored)["unanswered"] == 11
-    table = re.findall(r"^\| (`[^`…]+\.\w+`(?:, `[^`]+`)?) \|", text("squad"), re.M)
-    files = [name for row in table for name in re.findall("`(.*?)`", row)]
+    files = shown_files("squad")
     assert len(files) == 7
     assert all((Path("squad_2") / name).exists() for name in files)
     written = sorted(path.name for path in Path("output").iterdir())
@@ -169,14 +176,13 @@ def of_squad():
 
 
 def of_tagging():
-    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=128))
+    write_google_bert(128)
     files = make_tags(Path())
     Path("vocab.txt").unlink()  # the page's model has its own
     Path(files.unlabelled).rename("new_sentences.txt")
     names, said = run_page("tagging", [("--num_seeds=3", "--num_seeds=2")])
     trained, tagged, *_, converted, seeds = said
-    for metric in re.findall(r"^    (\S+ = )[\d.]+$", text("tagging"), re.M):
-        assert f"\n{metric}" in trained
+    assert all(f"\n{metric}" in trained for metric in shown_metrics("tagging"))
     assert "tagged 26 sentences: names/predictions.txt" in tagged
     lines = [line.split() for line in Path("names/predictions.txt").read_text().splitlines()]
     asked = Path("new_sentences.txt").read_text().splitlines()
@@ -189,15 +195,14 @@ def of_tagging():
         "seed",
         "output_dir",
     }
-    table = re.findall(r"^\| (`[^`…]+\.\w+`(?:, `[^`]+`)?) \|", text("tagging"), re.M)
-    files = [name for row in table for name in re.findall("`(.*?)`", row)]
+    files = shown_files("tagging")
     assert len(files) == 5
     assert all((Path("names") / name).exists() for name in files)
 
 
 def of_vectors():
     peers.load("sentence_transformers")
-    make_source(Path("google_bert"), dataclasses.replace(CONFIG, max_position_embeddings=128))
+    write_google_bert(128, layers=2)  # the page writes the vectors of both
     Path("sentences.txt").write_text("The cat sat. ||| A mat!\n\nun able\n")
     names, said = run_page("vectors")
     assert names["vectors"].shape == (3, CONFIG.hidden_size)
@@ -237,17 +242,12 @@ def of_runs():
 
 
 def of_using():
-    for folder in "google_bert", "reviews":
-        make_source(Path(folder))
-    encoder = {n: a for n, a in random_tensors(CONFIG).items() if not n.startswith("cls/")}
-    head = {"output_weights": encoder["bert/pooler/dense/kernel"][:2]}
-    head["output_bias"] = head["output_weights"][:, 0]
-    squad = {f"cls/squad/{name}": array for name, array in head.items()}
-    for weights, folder in (head, "reviews_hf"), (squad, "squad_hf"):
-        write_bundle("reviews/bert_model.ckpt", encoder | weights)
-        convert_checkpoint.convert("reviews", folder, "huggingface")
+    make_kind("blanks", Path("google_bert"))
+    for kind, folder in ("classes", "reviews"), ("answers", "squad"):
+        make_kind(kind, Path(folder))
+        convert_checkpoint.convert(folder, f"{folder}_hf", "huggingface")
     names, _ = run_page("using")
-    assert {answer.label for answer in names["answers"]} <= {"LABEL_0", "LABEL_1"}
+    assert {answer.label for answer in names["answers"]} <= {*CLASSES}
     assert Path("model.keras").exists()
 
 
@@ -256,7 +256,7 @@ def of_continue_pretraining():
     torch.manual_seed(0)
     texts = [paragraph for document in topics(40) for paragraph in document]
     size = tokenization.learn(texts, "learned.txt", 800)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(
         vocab_size=size, intermediate_size=64, max_position_embeddings=128, **shape
     )
@@ -270,7 +270,7 @@ def of_continue_pretraining():
     write_reviews("reviews", "reviews_dev")
     names, said = run_page("continue_pretraining", [("_epoch=1000", "_epoch=2")])
     assert not Path("bert/vocab.txt").exists()  # as transformers 5 saves it
-    assert "(Hugging Face): weights: carried 46 of 46" in "".join(said)
+    assert "(Hugging Face): weights: carried 30 of 30" in "".join(said)
     assert "fresh: output_weights, output_bias" in "".join(said)
     assert names["tokenizer"].get_vocab() == vocabulary
     model = names["model"]
