@@ -15,8 +15,8 @@ import pathlib
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from official_bert.system import messages
 from official_bert.system.places import Place
@@ -36,102 +36,52 @@ _MLFLOW_LIMITS = 100, 250, 500  # parameters of a request, characters of a name 
 Row = tuple[str, int, Mapping[str, float]]  # kind, step, values
 
 
-class Tracker(Protocol):
-    """A library that keeps runs."""
-
-    def begin(self, run_id: str | None, name: str, settings: dict) -> str:
-        """Begins a run, or continues the one with this id; returns its id."""
-
-    def write(self, row: Row) -> None:
-        """Adds the values at a step to the curves."""
-
-    def keep(self, files: Sequence[pathlib.Path]) -> None:
-        """Keeps files and folders with the run."""
-
-    def end(self, code: int) -> None:
-        """Ends the run, with the exit code of its command."""
-
-    def refuses(self, error: Exception) -> bool:
-        """Whether an error of `write` means that this row is invalid: then it is left out."""
-
-
 class Trackers:
     """The trackers of one run.
 
     Args:
         names: Of `"wandb"` and `"mlflow"`, those to report to.
-        model_dir: Folder of the run.
     """
 
     def __init__(self, names: Iterable[str], model_dir: Place):
-        self._model_dir = model_dir
-        self._settings: dict = {}
-        self._links = [_Link(name, _TRACKERS[name]()) for name in dict.fromkeys(names)]
+        self._links = [_Link(name, _TRACKERS[name](), model_dir) for name in dict.fromkeys(names)]
 
     def __bool__(self):
         return bool(self._links)
 
     def begin(self, settings: dict) -> None:
         """Names the settings of the run: the content of `run.json`."""
-        self._settings = settings
         for link in self._links:
-            self._try(link)
+            link.settings = settings
+            link.send()
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Adds the values at a step to the curves `kind/NAME`."""
         for link in self._links:
             link.add((kind, step, values))
-            self._try(link)
+            link.send()
 
     def end(self, code: int, files: Sequence[pathlib.Path] = ()) -> None:
-        """Sends what waits, then the files, and ends the runs that have begun.
+        """Sends what waits, then files and folders to keep, and ends the runs that have begun.
 
-        Warns of what a tracker did not get.
-
-        Args:
-            code: Exit code of the command.
-            files: Files and folders to keep with the run.
+        Warns of what a tracker did not get. `code` is the exit code of the command.
         """
         for link in self._links:
             if link.has_begun or link.waiting:
                 link.next_try = 0.0
-                self._try(link)
-                link.end(code, files, self._model_dir)
-
-    def _try(self, link):
-        """Sends all that waits for a tracker, unless it failed a moment ago."""
-        if time.monotonic() < link.next_try:
-            return
-        try:
-            if not link.has_begun:
-                self._begin(link)
-            while link.waiting:
-                link.send_first()
-        except Exception as error:  # of any kind: these are other people's servers
-            link.failed(error)
-        else:
-            link.works()
-
-    def _begin(self, link):
-        path = self._model_dir / IDS
-        ids = run_files.decoded(path.read_text()) if path.exists() else {}
-        known, name = ids.get(link.name), self._model_dir.name
-        if name.startswith("seed_"):
-            name = f"{self._model_dir.parent.name}/{name}"
-        run_id = link.tracker.begin(known, name, self._settings)
-        link.has_begun = True
-        if run_id != known:
-            write_text(path, json.dumps(ids | {link.name: run_id}, indent=1) + "\n")
+                link.send()
+                link.end(code, files)
 
 
 class _Link:
     """The connection to one tracker."""
 
-    def __init__(self, name: str, tracker: Tracker):
-        self.name, self.tracker = name, tracker
+    def __init__(self, name: str, tracker: "_Wandb | _Mlflow", model_dir: Place):
+        self._name, self._tracker, self._model_dir = name, tracker, model_dir
+        self.settings: dict = {}
         self.waiting: collections.deque[Row] = collections.deque(maxlen=MAX_WAITING)
         self.has_begun = False
-        self.next_try, self.pause = 0.0, FIRST_PAUSE
+        self.next_try, self._pause = 0.0, FIRST_PAUSE
         self._has_warned = False  # of the failures since it worked
         self._reason = ""  # of the last failure
         self._lost = 0  # rows
@@ -142,54 +92,75 @@ class _Link:
         self._lost += len(self.waiting) == MAX_WAITING
         self.waiting.append(row)
 
-    def send_first(self) -> None:
+    def send(self) -> None:
+        """Sends all that waits, unless it failed a moment ago."""
+        if time.monotonic() < self.next_try:
+            return
+        try:
+            if not self.has_begun:
+                self._begin()
+            while self.waiting:
+                self._send_first()
+        except Exception as error:  # of any kind: these are other people's servers
+            self._failed(error)
+        else:
+            self._pause, self._has_warned = FIRST_PAUSE, False
+
+    def _begin(self) -> None:
+        path = self._model_dir / IDS
+        ids = run_files.decoded(path.read_text()) if path.exists() else {}
+        known, name = ids.get(self._name), self._model_dir.name
+        if name.startswith("seed_"):
+            name = f"{self._model_dir.parent.name}/{name}"
+        run_id = self._tracker.begin(known, name, self.settings)
+        self.has_begun = True
+        if run_id != known:
+            write_text(path, json.dumps(ids | {self._name: run_id}, indent=1) + "\n")
+
+    def _send_first(self) -> None:
         """Sends the first row that waits, or leaves it out if the tracker refuses it."""
         kind, step, values = self.waiting[0]
         try:
-            self.tracker.write(self.waiting[0])
+            self._tracker.write(self.waiting[0])
         except Exception as error:
-            if not self.tracker.refuses(error):
+            if not self._tracker.refuses(error):
                 raise
             self._reason = _reason(error)
             self._lost += 1
             if (kind, *values) not in self._refused:  # its like are not named again
                 self._refused.add((kind, *values))
                 messages.warn(
-                    f"{self.name} refuses the row {kind!r} of step {step}, so it is left out: "
+                    f"{self._name} refuses the row {kind!r} of step {step}, so it is left out: "
                     f"{self._reason}"
                 )
         self.waiting.popleft()
 
-    def works(self) -> None:
-        """Notes that all could be sent."""
-        self.pause, self._has_warned = FIRST_PAUSE, False
-
-    def failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         """Warns of the first failure since it worked, and sends nothing for a while."""
-        self.next_try = time.monotonic() + self.pause
-        self.pause = min(2 * self.pause, LONGEST_PAUSE)
+        self.next_try = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._reason = _reason(error)
         if not self._has_warned:
             self._has_warned = True
             messages.warn(
-                f"{self.name} cannot be reached, so the run continues without it; its rows wait: "
-                f"{self._reason}. If this is not a passing outage, {_REMEDIES[self.name]}."
+                f"{self._name} cannot be reached, so the run continues without it; its rows wait: "
+                f"{self._reason}. If this is not a passing outage, {_REMEDIES[self._name]}."
             )
 
-    def end(self, code: int, files: Sequence[pathlib.Path], folder: Place) -> None:
+    def end(self, code: int, files: Sequence[pathlib.Path]) -> None:
         """Sends the files, ends the run in any case, and warns of what the tracker did not get."""
         rows = self._lost + len(self.waiting)
         missing = [f"{rows:,} rows"] if rows else []
         can_send = self.has_begun and not self.waiting
-        if files and not (can_send and self._succeeds(lambda: self.tracker.keep(files))):
+        if files and not (can_send and self._succeeds(lambda: self._tracker.keep(files))):
             missing.append(f"{len(files)} files or folders")
-        if self.has_begun and not self._succeeds(lambda: self.tracker.end(code)):
+        if self.has_begun and not self._succeeds(lambda: self._tracker.end(code)):
             missing.append("the end of the run")
         if missing:
             messages.warn(
-                f"{self.name} did not get {', '.join(missing)} ({self._reason}). They are in "
-                f"{folder}, the rows in train_log.jsonl. Run the same command again when "
-                f"{self.name} can be reached: it sends what is new since the last checkpoint, and "
+                f"{self._name} did not get {', '.join(missing)} ({self._reason}). They are in "
+                f"{self._model_dir}, the rows in train_log.jsonl. Run the same command again when "
+                f"{self._name} can be reached: it sends what is new since the last checkpoint, and "
                 "at the end of the run the files."
             )
         self.waiting.clear()
@@ -216,7 +187,8 @@ class _Wandb:
         self._run: Any = None
         self._new_id = uuid.uuid4().hex[:8]  # the same at each try
 
-    def begin(self, run_id, name, settings):
+    def begin(self, run_id: str | None, name: str, settings: dict) -> str:
+        """Begins a run, or continues the one with this id; returns its id."""
         import wandb
 
         run_id = run_id or self._new_id
@@ -260,7 +232,8 @@ class _Wandb:
     def end(self, code):
         self._run.finish(exit_code=code)
 
-    def refuses(self, error):
+    def refuses(self, error: Exception) -> bool:
+        """Whether an error of `write` means that this row is invalid: then it is left out."""
         return isinstance(error, ValueError | TypeError)
 
 
@@ -334,4 +307,4 @@ _REMEDIES = {
     "mlflow": "set MLFLOW_TRACKING_URI to a server, or install mlflow (not mlflow-skinny) for a "
     "database on this machine",
 }
-_TRACKERS: dict[str, Callable[[], Tracker]] = {"wandb": _Wandb, "mlflow": _Mlflow}
+_TRACKERS: dict[str, type[_Wandb] | type[_Mlflow]] = {"wandb": _Wandb, "mlflow": _Mlflow}
