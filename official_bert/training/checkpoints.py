@@ -23,13 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from official_bert.checkpoints import tensor_bundles
-from official_bert.system.places import AnyPath, RemotePath, as_path
+from official_bert.system.places import AnyPath, RemotePath, as_path, open_stream
 from official_bert.system.whole_files import json_object, put_in_place, sync, write_text
 from official_bert.training.model_directory import same_examples
 from official_bert.training.run_files import Abandoned, is_name, step_and_count
 
 _PARTS = (".data-00000-of-00001", ".index")
-_BYTES_AT_ONCE = 1 << 24  # when a file's digest is computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +271,6 @@ def save_best(directory: AnyPath, weights: Mapping[str, np.ndarray], record: dic
 
     Args:
         directory: Where; created if need be.
-        weights: The tensors.
         record: Content of `best.json`: `loss`, `step`, `max_seq_length`, `records` (the
             fingerprint of the held-out examples), …
 
@@ -342,7 +340,6 @@ def write_bundle(
     there: on this machine a folder, in an object store a file.
 
     Args:
-        tensors: Arrays by name.
         finish: Called when the files are there, to write further files.
 
     Raises:
@@ -416,8 +413,5 @@ def _state_digest(state):
 
 
 def _digest(path):
-    digest = hashlib.sha256()
-    with as_path(path).open("rb") as file:
-        while part := file.read(_BYTES_AT_ONCE):
-            digest.update(part)
-    return digest.hexdigest()
+    with open_stream(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,7 @@
-"""Finds the checkpoints of a run for use; loads a fine-tuned model from one, or from any other."""
+"""Finds the checkpoints of a run for use; loads a fine-tuned model from one, or from any other.
+
+`described` is the content of a run's `run.json`.
+"""
 
 import itertools
 import os
@@ -19,19 +22,12 @@ if TYPE_CHECKING:
 
 
 def newest(folder: pathlib.Path, described: Mapping) -> Checkpoint | None:
-    """The newest whole checkpoint of a run.
-
-    Args:
-        described: The contents of its `run.json`.
-    """
+    """The newest whole checkpoint of a run."""
     return _store(folder, described).latest()
 
 
 def prefix_at(folder: pathlib.Path, described: Mapping, step: int) -> str:
     """The prefix of a run's weights at a step; 0 is before the first.
-
-    Args:
-        described: The contents of its `run.json`.
 
     Raises:
         ValueError: if there are none; it lists the steps that have some.
@@ -45,11 +41,7 @@ def prefix_at(folder: pathlib.Path, described: Mapping, step: int) -> str:
 
 
 def depth_at(described: Mapping, step: int) -> int | None:
-    """The encoder layers of a run at a step; `None`: as many as in its configuration.
-
-    Args:
-        described: The contents of its `run.json`.
-    """
+    """The encoder layers of a run at a step; `None`: as many as in its configuration."""
     stages = described.get("stages", ())
     ends = itertools.accumulate(stage["steps"] for stage in stages)
     return next((stage.get("depth") for stage, end in zip(stages, ends) if step <= end), None)

@@ -31,11 +31,7 @@ TOLERATED_NATS = 1.0
 
 
 class KnownGood:
-    """Confirms the checkpoints of a run, each by the updates that follow it.
-
-    Args:
-        store: Its `checkpoints.CheckpointStore`.
-    """
+    """Confirms the checkpoints of a run, each by the updates that follow it."""
 
     def __init__(self, run: "Run", store: checkpoints.CheckpointStore):
         self._store = store

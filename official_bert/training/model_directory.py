@@ -115,9 +115,12 @@ def check(
         returns = resume_from is not None and _CHANGED_ON_RETURN.fullmatch(name)
         (differences if lengthens or returns else refused).append((name, _said(name, was, now)))
     if refused:
+        may_return = all(_CHANGED_ON_RETURN.fullmatch(name) for name, _ in refused)
+        hint = "resume from one of its checkpoints with the new settings (--resume_from=STEP), "
         raise ValueError(
             f"{directory} must hold this run; got another: "
-            f"{'; '.join(said for _, said in refused)}. Use that run's settings, {_hint(refused)}"
+            f"{'; '.join(said for _, said in refused)}. Use that run's settings, "
+            f"{hint * may_return}"
             "or choose another folder (with its checkpoint as init_checkpoint, to start from its "
             "weights)."
         )
@@ -231,12 +234,6 @@ def _said(name, was, now):
         number = int(name.removeprefix("records[").removesuffix("]")) + 1
         return f"the records of stage {number} have changed"
     return f"{name} was {json.dumps(was)} and is {json.dumps(now)}"
-
-
-def _hint(refused):
-    if all(_CHANGED_ON_RETURN.fullmatch(name) for name, _ in refused):
-        return "resume from one of its checkpoints with the new settings (--resume_from=STEP), "
-    return ""
 
 
 def _differences(theirs, mine, name=""):

@@ -13,9 +13,8 @@ import numpy as np
 
 from official_bert.checkpoints import model_folder, names, sources
 from official_bert.optimizers import optimizers
-from official_bert.system.places import AnyPath, as_path, is_remote
+from official_bert.system.places import AnyPath, as_path, is_remote, open_stream
 
-_BYTES_AT_ONCE = 1 << 24  # when a digest is computed
 _COUNTERS = ("iterations", "skipped_updates")
 _IN_TF1 = {  # TensorFlow 1's names of slots, for optimizers with exactly these slots
     ("m", "v"): {"m": "adam_m", "v": "adam_v"},
@@ -35,7 +34,6 @@ def gather(
     to no variable is `optimizer/<name>`.
 
     Args:
-        optimizer: Its optimizer, built.
         to_host: The engine's, which gathers their shards.
     """
     variables = {variable.path: variable for variable in model.weights}
@@ -83,6 +81,7 @@ def carry_over(
         optimizers.follow_weights(optimizer)
         return f"{said}; moments start at zero"
     slots, others = _slots(optimizer), _others(optimizer)
+    state = slots | others
     shapes = {
         id(slot): tuple(variable.shape)
         for variable in optimizer.trainable_variables
@@ -92,14 +91,14 @@ def carry_over(
     numbered = {name.partition("#")[0] for name in others if "#" in name}
     unlike = [
         name
-        for name, variable in (slots | others).items()
+        for name, variable in state.items()
         if tuple(variable.shape) != shapes.get(id(variable), ())
         or (name in others and name.partition("#")[0] in numbered)
     ]
-    known = [name for name in slots | others if name in tensors and name not in unlike]
+    known = [name for name in state if name in tensors and name not in unlike]
     for name in known:
-        (slots | others)[name].assign(tensors[name])
-    optimizers.follow_weights(optimizer, [(slots | others)[name] for name in known])
+        state[name].assign(tensors[name])
+    optimizers.follow_weights(optimizer, [state[name] for name in known])
     carried = sum(name in slots for name in known)
     said = f"{said}; moments: carried {carried} of {len(slots)}"
     if not unlike:
@@ -147,7 +146,6 @@ def load_weights(
     """Puts the weights of a checkpoint of any format into a model (`checkpoints/sources.py`).
 
     Args:
-        model: The model, built.
         optimizer: The model's optimizer, built, that takes over the checkpoint's moments and number
             of updates; by default it starts at zero.
 
@@ -200,9 +198,8 @@ def digest(path: AnyPath) -> str | None:
     found = hashlib.sha256()
     try:
         for file in _files_of_content(path):
-            with file.open("rb") as opened:
-                while some := opened.read(_BYTES_AT_ONCE):
-                    found.update(some)
+            with open_stream(file) as opened:
+                hashlib.file_digest(opened, lambda: found)
     except (ValueError, OSError):  # a run that is resumed does not need it
         return None
     return found.hexdigest()

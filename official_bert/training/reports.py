@@ -28,9 +28,6 @@ class Reports:
 
     A line of `train_log.jsonl` follows from the run and the step, except `timing`, which also
     depends on the machine.
-
-    Args:
-        model_dir: Where log and summaries go.
     """
 
     def __init__(self, run: "Run", options: "LoopOptions", engine: "Engine", model_dir: Place):
@@ -258,7 +255,6 @@ class Profiler:
 
     Args:
         window: First and last update, or `None`.
-        folder: Where the profile goes.
     """
 
     def __init__(self, window: tuple[int, int] | None, folder: Place, engine: "Engine"):
@@ -296,10 +292,7 @@ def updates_left(stages: "Sequence[Stage]", costs: Sequence[float], index: int, 
     """The rest of a run after `step` steps, as a number of steps of the stage `index`.
 
     Args:
-        stages: The run's `stages.Stage`s.
-        costs: FLOPs of an update of each.
-        index: The stage that is trained.
-        step: Updates done, of all stages.
+        costs: FLOPs of an update of each stage.
     """
     end = sum(stage.steps for stage in stages[: index + 1])
     work = [stage.steps * cost for stage, cost in zip(stages, costs, strict=True)]

@@ -222,7 +222,6 @@ def require_space(
 
     Args:
         model_dir: The model directory; it exists. An object store has room for all.
-        optimizer: As of `checkpoint_bytes`.
 
     Raises:
         OSError: with the needed space, the free space, and what to do.
@@ -233,7 +232,8 @@ def require_space(
     one = max(checkpoint_bytes(run, stage, optimizer) for stage in run.stages)
     weights = max(weight_bytes(run.config, stage) for stage in run.stages)
     exports = 3 if options.eval_files else 2
-    needed = count * one + exports * weights - _present(model_dir)
+    own = (path for names in _OWN_FILES for path in model_dir.glob(names))
+    needed = count * one + exports * weights - sum(path.stat().st_size for path in own)
     free = shutil.disk_usage(model_dir).free
     if needed > free:
         best = "best, first and final weights" if options.eval_files else "first and final weights"
@@ -282,11 +282,6 @@ def _checkpoints(run, options):
     written = run.total_steps // every + len(run.stages) + 1
     keep = options.keep_checkpoint_max
     return min(keep + 2, written) if keep else written
-
-
-def _present(model_dir):
-    found = (path for names in _OWN_FILES for path in model_dir.glob(names))
-    return sum(path.stat().st_size for path in found)
 
 
 def _gigabytes(size):

@@ -100,7 +100,10 @@ class Trainer:
         )
         self._good = known_good.KnownGood(run, self._store)
         self._owes_checkpoint = False  # one was due amid updates that were skipped
-        self._checkpoint = self._find_checkpoint()
+        if self._claim.return_to is None:
+            self._checkpoint = self._store.latest(self._reports.log)
+        else:
+            self._checkpoint = self._store.at(self._claim.return_to, self._reports.log)
         self._make(run.stages[self._stage_of(self._checkpoint)])
         run_checks.require_space(self.model_dir, run, options, self.optimizer)
         if run.init_checkpoint and not self._checkpoint:
@@ -373,12 +376,6 @@ class Trainer:
             self._reports.saved(prefix, state["suspect"], exploded, self._good.advice())
         self.engine.all_gather([self.step])  # barrier: the checkpoint is visible to all workers
 
-    def _find_checkpoint(self):
-        """The whole checkpoint to resume, or `None` at the start of a run."""
-        if self._claim.return_to is not None:
-            return self._store.at(self._claim.return_to, self._reports.log)
-        return self._store.latest(self._reports.log)
-
     def _stage_of(self, checkpoint):
         """The stage that wrote it, which is the one before if it was written at its end."""
         step = checkpoint.step if checkpoint else 0
@@ -444,9 +441,10 @@ class Trainer:
         mine = [self.step, zlib.crc32(description)]
         steps, runs = self.engine.all_gather(mine).astype(int).T.tolist()
         if len(set(runs)) > 1:
+            odd = next(worker for worker, value in enumerate(runs) if value != runs[0])
             raise ValueError(
                 "All workers must have the same settings; got other ones in worker "
-                f"{_odd_one(runs)} than in worker 0. Start all with the same flags, except "
+                f"{odd} than in worker 0. Start all with the same flags, except "
                 "task_index."
             )
         if len(set(steps)) > 1:
@@ -463,10 +461,7 @@ class Trainer:
     def _export(self):
         prefix = self.model_dir / "pretrained" / "bert_model.ckpt-1"
         checkpoints.write_bundle(prefix, self._weights())
-        last_train, last_eval = (
-            self._reports.training_log.last("train"),
-            self._reports.training_log.last("eval"),
-        )
+        last_train, last_eval = map(self._reports.training_log.last, ("train", "eval"))
         summary = {
             "total_training_steps": self.step,
             "train_loss": last_train.get("loss"),  # of a finished run whose log is gone: null
@@ -491,8 +486,7 @@ def make_evaluator(
     """A function that evaluates a model; its graph is traced once for each shape of batches.
 
     Args:
-        task: The task that is trained.
-        model: Its model, made in the engine's scope.
+        model: The task's, made in the engine's scope.
 
     Returns:
         A function of (shard index, number of shards) → held-out batches of that shard, in order. It
@@ -530,7 +524,3 @@ def _first_row(rows, is_bad):
         if rows is None:
             return None
     return rows[0]
-
-
-def _odd_one(values):
-    return next(place for place, value in enumerate(values) if value != values[0])
