@@ -28,14 +28,6 @@ class _Pool(NamedTuple):
     runs: tf.Tensor
 
 
-class _Step(NamedTuple):
-    """A batch before it is parsed."""
-
-    pool: _Pool
-    rows: Rows
-    weights: tf.Tensor
-
-
 @tf.autograph.experimental.do_not_convert  # nor what tf.data calls later
 def dataset(plan: Plan, steps: range) -> tf.data.Dataset:
     """A dataset of this host's rows of the batch of each step.
@@ -110,7 +102,7 @@ def _in_order(plan, reader, steps):
             sections = tf.reshape(numbers, (-1, plan.width))
             ends = tf.repeat(sections[:, 0], plan.width), tf.repeat(sections[:, -1], plan.width)
             bounds = ends[0], ends[1] + 1
-        return _Step(pool, Rows(numbers, *bounds), weights)
+        return pool, Rows(numbers, *bounds), weights
 
     numbers = tf.data.Dataset.range(steps.start, steps.stop)
     if plan.in_memory and plan.masking:  # a second part may come from any record
@@ -145,7 +137,7 @@ def _shuffled_as_one(plan, reader, steps):
     def of_step(pool, numbers):
         numbers = tf.ensure_shape(numbers, [plan.batch_size])[start:stop]
         low = tf.zeros_like(numbers)
-        return _Step(pool, Rows(numbers, low, low + total), tf.ones_like(numbers, tf.float32))
+        return pool, Rows(numbers, low, low + total), tf.ones_like(numbers, tf.float32)
 
     return _all(reader).flat_map(lambda pool: numbers.map(lambda some: of_step(pool, some)))
 
@@ -178,7 +170,7 @@ def _windows(plan, reader, steps):
         cut = tf.reshape(orders, (len(plan.my_sections), per, plan.width))
         by_step = tf.reshape(tf.transpose(cut, (1, 0, 2)), (per, -1))
         of_window = tf.data.Dataset.from_tensor_slices(by_step)
-        return of_window.map(lambda numbers: _Step(pool, Rows(numbers, low, low + size), weights))
+        return of_window.map(lambda numbers: (pool, Rows(numbers, low, low + size), weights))
 
     window, skipped = divmod(steps.start, per)
     windows = tf.data.Dataset.range(window, -(-steps.stop // per))

@@ -188,9 +188,6 @@ def leaving_others_on_errors(command: str) -> Iterator[None]:
     """An error ends a process that has others at once, with its own exit code.
 
     At the usual end JAX would wait for the others, or abort if they are lost.
-
-    Args:
-        command: The command's name, for the message.
     """
     try:
         yield

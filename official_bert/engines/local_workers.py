@@ -29,7 +29,6 @@ def run(count: int, command: str, arguments: Sequence[str]) -> int:
 
     Args:
         count: Workers, two or more.
-        command: Module.
         arguments: Flags of all of them.
 
     Returns:

@@ -147,7 +147,8 @@ def make_replica_update(
 
     @tf.autograph.experimental.do_not_convert
     def replica_update(batch, step, loss_scale, asked_to_stop, put_squares=None):
-        weights = _global_weights(run.task, batch)
+        local = tf.stack([tf.reduce_sum(batch[name]) for name in run.task.weights])
+        weights = tf.distribute.get_replica_context().all_reduce("SUM", local)
         work = forward_backward if put_squares is None else _with_squares(forward_backward)
         gradients, sums = _accumulate(work, batch, weights, step, loss_scale, run)
         if put_squares:
@@ -244,12 +245,6 @@ def _stacked(task, sums):
     return tf.stack([sums[name] for name in task.sums])
 
 
-def _global_weights(task, batch):
-    """The divisors of the loss: the sum over the global batch of each of the task's weights."""
-    local = [tf.reduce_sum(batch[name]) for name in task.weights]
-    return tf.distribute.get_replica_context().all_reduce("SUM", tf.stack(local))
-
-
 def _accumulate(forward_backward, batch, weights, step, loss_scale, run):
     """Gradients and sums added up over this replica's micro-batches."""
     count = run.gradient_accumulation_steps
@@ -287,15 +282,12 @@ def _next_state(state, sums, skipped, adapts_loss_scale):
         bounds = (loop_state.MIN_LOSS_SCALE, loop_state.MAX_LOSS_SCALE)
         scale, good = next_scale(scale, good, skipped, bounds=bounds)
     sums = tf.where(skipped, tf.zeros_like(sums), sums)
-    return {
+    return state | {
         "sums": state["sums"] + sums,
         "sums_since_saved": state["sums_since_saved"] + sums,
         "loss_scale": scale,
         "good_updates": good,
         "skipped_in_a_row": tf.where(skipped, state["skipped_in_a_row"] + 1, 0),
-        "input_wait": state["input_wait"],
-        "stop_requests": state["stop_requests"],
-        "noise": state["noise"],
     }
 
 
