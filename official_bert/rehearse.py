@@ -213,10 +213,8 @@ def rehearse(
     """Compiles the step of every stage of a run, with smaller micro-batches if need be.
 
     Args:
-        topology: A `Topology` of `tpu_compiler` or `gpu_compiler`.
         price_per_chip_hour: In any currency.
         log: Called with each line of the report.
-        compile_stage: Compiles the step of a stage.
 
     Returns:
         The report as JSON values: `fits`, whether every stage fits with the run's own settings;

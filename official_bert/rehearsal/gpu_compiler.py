@@ -60,7 +60,7 @@ EXAMPLES = "a100:1x8, h100:32x8"
 
 TARGET = """
 gpu_device_info {{
-  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  cuda_compute_capability {{ major: {gpu.capability[0]} minor: {gpu.capability[1]} }}
   core_count: {gpu.cores}  fpus_per_core: {gpu.lanes}  clock_rate_ghz: {gpu.clock}
   threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: {gpu.threads}
   registers_per_core_limit: 65536  registers_per_block_limit: 65536
@@ -118,20 +118,10 @@ class Topology:
         if network is not None and hosts(name) > 1:
             sent = min(sent, network)
         self.chip = dataclasses.replace(gpu, interconnect=sent)
-        target = TARGET.format(
-            gpu=gpu,
-            name=kind,
-            major=gpu.capability[0],
-            minor=gpu.capability[1],
-            shared=gpu.shared << 10,
-            block=gpu.block << 10,
-            cache=gpu.cache << 20,
-        )
-        self.devices = (
-            _jax_topologies()
-            .get_topology_desc(platform="cuda", target_config=target, topology=shape)
-            .devices
-        )
+        bytes_of = {"shared": gpu.shared << 10, "block": gpu.block << 10, "cache": gpu.cache << 20}
+        described = {"target_config": TARGET.format(gpu=gpu, name=kind, **bytes_of)}
+        found = _jax_topologies().get_topology_desc(platform="cuda", topology=shape, **described)
+        self.devices = found.devices
         self.name, self.num_chips, self.num_cores = name, len(self.devices), len(self.devices)
 
     def __str__(self):

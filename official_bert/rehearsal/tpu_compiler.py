@@ -75,9 +75,7 @@ class Topology:
         name: Generation and chips along each axis of the torus, `"v3:32x32"`.
 
     Attributes:
-        name: As given.
-        chip: The `Chip`.
-        num_chips: Chips in the slice.
+        name, chip, num_chips: As given, the `Chip`, and their number in the slice.
         devices: JAX's devices, one per core.
 
     Raises:
@@ -185,7 +183,6 @@ def compile_for(topology: Topology, stablehlo: bytes) -> programs.Compiled:
     """Compiles one replica's program for every core of a topology.
 
     Args:
-        topology: A `Topology`.
         stablehlo: From `lower`, with one replica for each core of the topology.
 
     Raises:

@@ -148,12 +148,9 @@ def charts(contents: Contents) -> list[Chart]:
 
 
 def compared(runs: Mapping[str, Contents]) -> tuple[list[Chart], Backdrop]:
-    """The losses and accuracies of several runs, and their background.
+    """The losses and accuracies of several runs, {name: files}, and their background.
 
     The curves of a run bear its name, and the styles `training NAME` and `held-out NAME`.
-
-    Args:
-        runs: {name: files}.
     """
     found: dict[str, Chart] = {}
     for name, contents in runs.items():

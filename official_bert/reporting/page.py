@@ -16,11 +16,7 @@ _OWN_TABLE = ("config", "stages", "optimizer", "records", "changes")  # of run.j
 
 
 def render(contents: Contents, now: datetime.datetime) -> str:
-    """The whole page as HTML that needs no other file.
-
-    Args:
-        now: Time of the report.
-    """
+    """The whole page as HTML that needs no other file."""
     name = html.escape(contents.folder.resolve().name)
     parts = (
         _heading(contents, name),
