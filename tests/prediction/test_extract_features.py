@@ -6,7 +6,6 @@ import shutil
 import signal
 import time
 import tracemalloc
-from pathlib import Path
 
 import command_processes
 import in_process
@@ -49,7 +48,7 @@ def call(flags):
 
 
 def lines_of(flags):
-    return [json.loads(line) for line in Path(flags["output_file"]).read_text().splitlines()]
+    return [json.loads(line) for line in flags["output_file"].read_text().splitlines()]
 
 
 def test_each_token_has_the_hidden_states_of_transformers(google, flags, tmp_path):
@@ -83,7 +82,7 @@ def test_by_default_the_last_four_layers_of_a_model_are_written_to_ascii(google,
     with pytest.raises(ValueError, match="layer must be -2 to 1"):
         extract_features.main(parsed(flags))
     assert call(flags | {"layers": "-1,-2"}) == 0
-    assert Path(flags["output_file"]).read_bytes().isascii()
+    assert flags["output_file"].read_bytes().isascii()
 
 
 def parsed(flags):
@@ -99,11 +98,11 @@ def whole(flags):
     """The bytes of an output, made at once."""
     flags |= {"layers": "-1", "batch_size": 2}
     assert call(flags) == 0
-    return Path(flags["output_file"]).read_bytes()
+    return flags["output_file"].read_bytes()
 
 
 def test_a_run_continues_where_its_output_ends_with_the_same_bytes(flags, whole, capsys):
-    path = Path(flags["output_file"])
+    path = flags["output_file"]
     ends = [n + 1 for n, byte in enumerate(whole) if byte == ord("\n")]
     for kept in (9, ends[0] + 9, ends[2], ends[-1] - 1, ends[-1]):
         path.write_bytes(whole[:kept])
@@ -115,7 +114,7 @@ def test_a_run_continues_where_its_output_ends_with_the_same_bytes(flags, whole,
 
 
 def test_other_batches_continue_it_to_round_off(flags, whole):
-    wanted, path = lines_of(flags), Path(flags["output_file"])
+    wanted, path = lines_of(flags), flags["output_file"]
     path.write_bytes(whole[: whole.index(b"\n") + 1])
     assert call(flags | {"batch_size": 3}) == 0
     assert_alike(lines_of(flags), wanted)
@@ -131,18 +130,18 @@ def assert_alike(found, wanted):
 
 
 def other_text(flags):
-    Path(flags["input_file"]).write_text("\n".join(LINES[::-1]) + "\n")
+    flags["input_file"].write_text("\n".join(LINES[::-1]) + "\n")
 
 
 def other_vocabulary(flags):
     folder = flags["init_checkpoint"].parent
     words = (folder / "vocab.txt").read_text().replace("\ncat\n", "\ndog\n")
-    Path(flags["input_file"]).with_name("other.txt").write_text(words)
-    flags["vocab_file"] = Path(flags["input_file"]).with_name("other.txt")
+    flags["input_file"].with_name("other.txt").write_text(words)
+    flags["vocab_file"] = flags["input_file"].with_name("other.txt")
 
 
 def other_model(flags):
-    folder = Path(flags["input_file"]).parent / "other"
+    folder = flags["input_file"].parent / "other"
     make_source(folder, seed=1)
     flags["init_checkpoint"] = folder / "bert_model.ckpt"
 
@@ -162,11 +161,11 @@ def test_the_output_of_other_settings_is_refused_and_stays(flags, whole, capsys,
     change(flags)
     assert call(flags) == 2
     assert f"out.jsonl, made with another {named}. Give another" in capsys.readouterr().err
-    assert Path(flags["output_file"]).read_bytes() == whole
+    assert flags["output_file"].read_bytes() == whole
 
 
 def test_files_of_others_are_refused_and_stay(flags, whole, capsys):
-    path = Path(flags["output_file"])
+    path = flags["output_file"]
     for damaged in (whole.replace(b'x": 6,', b'x": 5,'), b"\0" * 99 + b"\n", b"{}\n"):
         path.write_bytes(damaged)
         assert call(flags) == 2
@@ -189,9 +188,9 @@ def test_a_killed_run_is_continued_also_by_jax_without_tensorflow_which_embeds_a
     google, flags, tmp_path
 ):
     lines = [f"{'the cat ' * (n % 5)} sat on a mat" for n in range(1000)]
-    Path(flags["input_file"]).write_text("\n".join(lines) + "\n")
+    flags["input_file"].write_text("\n".join(lines) + "\n")
     flags |= {"layers": "-1,-2", "batch_size": 8}
-    path = Path(flags["output_file"])
+    path = flags["output_file"]
     with command_processes.start("extract_features", flags) as process:
         while process.poll() is None and not (path.exists() and path.stat().st_size):
             time.sleep(0.01)
@@ -199,7 +198,7 @@ def test_a_killed_run_is_continued_also_by_jax_without_tensorflow_which_embeds_a
     assert process.returncode == -signal.SIGKILL
     before = path.read_bytes()
     assert 0 < before.count(b"\n") < 1000
-    Path(tmp_path / "jax").mkdir()
+    (tmp_path / "jax").mkdir()
     for name in path.name, f"{path.name}.settings.json":
         shutil.copy(tmp_path / name, tmp_path / "jax")
     arguments = flags | {"output_file": tmp_path / "jax" / path.name, "engine": "jax"}
@@ -224,7 +223,7 @@ def test_a_killed_run_is_continued_also_by_jax_without_tensorflow_which_embeds_a
 def test_memory_does_not_grow_with_the_text(flags, tmp_path):
     peaks = []
     for count in 16, 16, 160:  # the first makes the program
-        Path(flags["input_file"]).write_text("the cat sat on a mat\n" * count)
+        flags["input_file"].write_text("the cat sat on a mat\n" * count)
         flags["output_file"] = tmp_path / f"{len(peaks)}.jsonl"
         tracemalloc.start()
         assert call(flags | {"layers": "-1", "batch_size": 4}) == 0
@@ -256,21 +255,20 @@ def test_memory_does_not_grow_with_the_text(flags, tmp_path):
 )
 def test_flags_that_cannot_be_meant_are_refused(flags, capsys, monkeypatch, change, message):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    given = command_processes.as_flags({"layers": "-1"} | flags | change)
     with pytest.raises(ValueError, match=re.escape(message)):
-        extract_features.main(commands.parse(extract_features.ExtractFeatures, given))
-    assert not Path(flags["output_file"]).exists()
+        extract_features.main(parsed({"layers": "-1"} | flags | change))
+    assert not flags["output_file"].exists()
 
 
 def test_an_input_is_never_overwritten(flags, capsys):
-    before = Path(flags["input_file"]).read_bytes()
+    before = flags["input_file"].read_bytes()
     assert call(flags | {"output_file": flags["input_file"]}) == 2
     assert "output_file must not overwrite an input" in capsys.readouterr().err
-    assert Path(flags["input_file"]).read_bytes() == before
+    assert flags["input_file"].read_bytes() == before
 
 
 def test_bytes_that_are_not_utf_8_name_their_line_after_the_lines_before(flags, capsys):
-    Path(flags["input_file"]).write_bytes(b"\xef\xbb\xbfthe cat\r\na\n\xff\n")
+    flags["input_file"].write_bytes(b"\xef\xbb\xbfthe cat\r\na\n\xff\n")
     assert call(flags | {"layers": "-1", "batch_size": 1}) == 2
     assert "in.txt, line 3 must be text in UTF-8; got" in capsys.readouterr().err
     first, second = lines_of(flags)
