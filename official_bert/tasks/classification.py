@@ -3,22 +3,23 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
-from official_bert.data.row_batches import Arrays, RowBatches
-from official_bert.data.tokenization import Casing
+from official_bert.data.row_batches import Arrays
 from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
 from official_bert.model.fine_tuning import BertClassifier
-from official_bert.protocols import Lengths, Task
+from official_bert.protocols import Lengths
 from official_bert.system import messages
 from official_bert.tasks import classification_features, classification_targets, metrics, tables
 from official_bert.tasks.classification_targets import Target
 from official_bert.tasks.labels import Labels, LabelSets, Numbers, order_by_name
 from official_bert.tasks.tables import Columns, Examples
+from official_bert.tasks.windows import RowTask
 
 # Suffixes of metrics that do not depend on the seed.
 SEED_INDEPENDENT = (
@@ -30,7 +31,7 @@ SEED_INDEPENDENT = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classification(Task):
+class Classification(RowTask):
     """The classification task (arXiv 1810.04805, section 4.1): model, batches, losses, metrics.
 
     The loss is the mean of a `Target`'s losses: cross-entropies, in nats, or squared errors. With
@@ -40,8 +41,7 @@ class Classification(Task):
     Args:
         labels: The classes or labels in the order of the model's outputs, or a number.
         columns: The names of the tables' columns.
-        vocab_file: The vocabulary that the model was pre-trained with.
-        do_lower_case: Whether that is an uncased one.
+        vocab_file, do_lower_case: As of `RowTask`.
         header: The names of all columns of files that have no line of names.
         skip_broken: Leave out rows with too few or too many columns.
         synonyms: Other names of each class, used by models from elsewhere.
@@ -50,12 +50,11 @@ class Classification(Task):
 
     labels: Labels
     columns: Columns
-    vocab_file: str
-    do_lower_case: Casing = True
     header: tuple[str, ...] | None = None
     skip_broken: bool = False
     synonyms: tuple[tuple[str, ...], ...] = ()
     class_weights: tuple[float, ...] | None = None
+    reads_pooler: ClassVar[bool] = True
 
     @property
     def target(self) -> Target:
@@ -64,23 +63,19 @@ class Classification(Task):
 
     @property
     def loss_in_nats(self) -> bool:
-        """Whether the loss is a cross-entropy; else it is a squared error."""
         return self.target.in_nats
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Names of the sums over the batches."""
         weighted = () if self.class_weights is None else ("loss_weights",)
         return ("loss", *self.target.sums, *weighted, "examples", "tokens")
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of a batch's arrays whose global totals the loss is divided by."""
         return ("example_weights" if self.class_weights is None else "loss_weights",)
 
     @property
     def progress(self) -> dict[str, str]:
-        """The progress line's metrics next to the loss: none for numbers."""
         return self.target.progress
 
     def describe(self) -> dict:
@@ -106,9 +101,7 @@ class Classification(Task):
         Prints a line if it changes the order; warns if the order is not clear.
 
         Args:
-            model: The model with its weights.
-            classes: The checkpoint's names of its outputs.
-            path: The checkpoint.
+            classes: The names of the outputs in the checkpoint at `path`.
         """
         if isinstance(self.labels, Numbers):
             return
@@ -124,21 +117,10 @@ class Classification(Task):
             model.arrange(order)
             print(f"reordered the outputs of {path} by their names: {theirs}", flush=True)
 
-    def batches(
-        self,
-        files: Sequence[str],
-        lengths: Lengths,
-        batch_size: int,
-        config: BertConfig,
-        *,
-        seed: int,
-        shard: tuple[int, int],
-        held_out: bool = False,
-    ) -> RowBatches:
-        """The `RowBatches` of the labelled examples in tables; read once by a process.
-
-        Those for training have `loss_weights`, the weights of their classes, if there are some.
-        """
+    def rows(
+        self, files: Sequence[str], lengths: Lengths, config: BertConfig, held_out: bool
+    ) -> Arrays:
+        """Those for training have `loss_weights`, the weights of their classes, if any."""
         read = [self.labelled_arrays(file, lengths.max_seq_length, config) for file in files]
         arrays = read[0]  # not a copy
         if len(read) > 1:
@@ -146,8 +128,7 @@ class Classification(Task):
         if self.class_weights is not None and not held_out:
             weights = np.array(self.class_weights, np.float32)[arrays["labels"]]
             arrays = arrays | {"loss_weights": weights}
-        rows = Arrays(arrays)
-        return RowBatches(rows, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+        return Arrays(arrays)
 
     def labelled_arrays(
         self, file: str, max_seq_length: int, config: BertConfig
@@ -177,12 +158,9 @@ class Classification(Task):
             for each of several labels, (N, K).
 
         Raises:
-            ValueError: the vocabulary is not the model's; or as `make_features` and `encode`.
+            ValueError: as `tokenizer`, `make_features` and `encode`.
         """
-        tokenizer = tokenization.load(self.vocab_file, self.do_lower_case)
-        vocabulary = tokenizer.get_vocab()
-        tokenization.require_within(config.vocab_size, vocabulary, self.vocab_file)
-        tokenization.check_case(vocabulary, self.vocab_file, self.do_lower_case)
+        tokenizer = self.tokenizer(config)
         sentences = examples.sentences1, examples.sentences2
         arrays = classification_features.make_features(*sentences, tokenizer, max_seq_length)
         _warn_of_rows_without_text(examples, arrays["input_mask"])
@@ -193,7 +171,6 @@ class Classification(Task):
     # Losses and metrics
 
     def batch_sums(self, outputs: Tensor, batch: Tensors) -> dict:
-        """The `sums` of rows of a batch by name; float32 scalars."""
         weights, labels = batch["example_weights"], batch["labels"]
         losses, counts = self.target.losses(outputs, labels), self.target.counts(outputs, labels)
         sums = {name: ops.sum(weights * count) for name, count in counts.items()}
@@ -214,7 +191,6 @@ class Classification(Task):
     def baseline_counts(
         self, batch: Mapping[str, np.ndarray], config: BertConfig | None
     ) -> np.ndarray:
-        """The target's vector about the labels."""
         return self.target.baseline_counts(batch["labels"], batch["example_weights"])
 
     def held_out_metrics(self, sums: np.ndarray, counts: np.ndarray) -> dict[str, float]:
@@ -230,19 +206,12 @@ class Classification(Task):
         return self.target.baseline_loss()
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
-        """Held-out metrics as one line of text."""
         return self.target.line(metrics)
 
     def scores(
         self, names: Iterable[str], outputs: np.ndarray, arrays: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """The metrics of a whole set by name, with the loss and the baseline's metric.
-
-        Args:
-            names: Names in `metrics.METRICS`.
-            outputs: The model's outputs for each example, (N, K).
-            arrays: The examples, with their `labels`.
-        """
+        """Some `metrics.METRICS` of outputs (N, K), with the loss and the baseline's metric."""
         batch = {**arrays, "example_weights": np.ones(len(outputs), np.float32)}
         sums = self.batch_sums(outputs, batch)
         held_out = self.held_out_metrics(

@@ -212,8 +212,6 @@ def class_weights(given: str, classes: Labels, examples: Examples) -> tuple[floa
     Args:
         given: `balanced`: N / (K · n) for a class with n of N examples of K classes, as in
             scikit-learn; or a JSON object {class: weight}, or the path of a file with one.
-        classes: The classes.
-        examples: The training set.
 
     Raises:
         ValueError: the labels are not classes; a class has no example to balance, or no weight; or

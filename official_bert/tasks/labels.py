@@ -202,11 +202,6 @@ def order_by_name(
 ) -> list[int] | None:
     """The index in `theirs` of each of our classes; `None` if the names do not determine it.
 
-    Args:
-        ours: Names of classes.
-        theirs: The same number, of a model from elsewhere.
-        synonyms: Other names of each of ours.
-
     Examples:
         >>> order_by_name(["no", "yes"], ["Yes", "NO"])
         [1, 0]
@@ -230,7 +225,6 @@ def find_classes(examples: Examples, numbers_are_classes: bool = False) -> Class
     are one class.
 
     Args:
-        examples: The labelled set.
         numbers_are_classes: Whether numbers that look like measurements are classes anyway.
 
     Raises:

@@ -10,21 +10,18 @@ import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
-from official_bert.data.row_batches import RowBatches
-from official_bert.data.tokenization import Casing
 from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
 from official_bert.model.fine_tuning import BertQuestionAnswering
-from official_bert.protocols import Lengths, Task
+from official_bert.protocols import Lengths
 from official_bert.tasks import squad_data, squad_evaluation, squad_features
 from official_bert.tasks.squad_data import Counts, Dataset, Question, Windows
 from official_bert.tasks.squad_features import Features
-
-_POOLER = "bert/pooler/"
+from official_bert.tasks.windows import RowTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuestionAnswering(Task):
+class QuestionAnswering(RowTask):
     """The question-answering task (arXiv 1810.04805, section 4.2): model, batches, losses, metrics.
 
     An example is a window. The loss is the mean of two cross-entropies, in nats: of the answer's
@@ -32,14 +29,11 @@ class QuestionAnswering(Task):
     official script. Both are at [CLS] in a window that does not hold the whole answer.
 
     Args:
-        vocab_file: The vocabulary that the model was pre-trained with.
-        do_lower_case: Whether that is an uncased one.
+        vocab_file, do_lower_case: As of `RowTask`.
         version_2_with_negative: Whether questions may have no answer.
         windows: Lengths of windows; the stages have the same `max_seq_length`.
     """
 
-    vocab_file: str
-    do_lower_case: Casing = True
     version_2_with_negative: bool = False
     windows: Windows = dataclasses.field(default_factory=Windows)
 
@@ -69,34 +63,15 @@ class QuestionAnswering(Task):
     # Model and batches
 
     def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertQuestionAnswering:
-        """A built `BertQuestionAnswering`."""
         return BertQuestionAnswering(config, seed=seed, dtype=dtype)
 
-    def is_trainable(self, path: str) -> bool:
-        """Whether a variable is used: the pooler is not."""
-        return not path.startswith(_POOLER)
-
-    def batches(
-        self,
-        files: Sequence[str],
-        lengths: Lengths,
-        batch_size: int,
-        config: BertConfig,
-        *,
-        seed: int,
-        shard: tuple[int, int],
-        held_out: bool = False,
-    ) -> RowBatches:
-        """`RowBatches` of the windows of files with answers; read once by a process."""
-        features = self.labelled_features(files, config)
-        return RowBatches(features, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+    def rows(
+        self, files: Sequence[str], lengths: Lengths, config: BertConfig, held_out: bool
+    ) -> Features:
+        return self.labelled_features(files, config)
 
     def labelled_features(self, files: Sequence[str], config: BertConfig) -> Features:
-        """The windows of the questions that can be trained on.
-
-        Raises:
-            ValueError: as `read` and `features`.
-        """
+        """The windows of the questions that can be trained on; errors as of `read`."""
         return _labelled_features(self, (*files,), (*map(text_files.stamp, files),), config)
 
     def read(self, file: str) -> tuple[list[Question], Counts]:
@@ -119,8 +94,7 @@ class QuestionAnswering(Task):
         """The questions of a file to answer.
 
         Args:
-            file: As of `squad_data.read`; answers are needed only to score.
-            scored: Whether the answers are to be scored.
+            scored: Whether the answers are to be scored; they are needed only then.
 
         Raises:
             ValueError: the file is broken, or questions without answers do not fit the task, or one
@@ -135,10 +109,7 @@ class QuestionAnswering(Task):
                 "these, or train and predict with --version_2_with_negative."
             )
         if scored:
-            try:
-                squad_evaluation.require_answers(dataset)
-            except ValueError as error:
-                raise ValueError(f"{file}: {error}") from None
+            squad_evaluation.require_answers(dataset, file)
         return dataset
 
     def features(self, questions: Sequence[Question], config: BertConfig) -> Features:
@@ -199,11 +170,9 @@ class QuestionAnswering(Task):
         }
 
     def baseline_loss(self, config: BertConfig) -> float:
-        """The loss, in nats, of guessing all positions with equal probability."""
         return math.log(self.windows.max_seq_length)
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
-        """Held-out metrics as one line of text."""
         return (
             f"loss {metrics['loss']:.3f}, spans {metrics['span_accuracy']:.1%} (most "
             f"frequent span: {metrics['most_frequent_span_accuracy']:.1%})"

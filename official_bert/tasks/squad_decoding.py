@@ -91,9 +91,7 @@ def decode(
     the answer `""`, and null odds as if its best span had the score 0.
 
     Args:
-        features: The windows that the model read.
         start_logits, end_logits: Shape (windows, max_seq_length); ignored at [PAD].
-        decoding: How answers are chosen.
 
     Raises:
         ValueError: a shape is wrong, or a logit is not finite.

@@ -140,23 +140,26 @@ def best_threshold(gains: list[tuple[float, float]]) -> tuple[float, float]:
     return best, threshold
 
 
-def require_answers(dataset: Dataset) -> None:
+def require_answers(dataset: Dataset, file: str = "") -> None:
     """Refuses questions that no prediction can be scored against.
 
     Raises:
-        ValueError: naming the first question without an answer, or marked as unanswerable with one.
+        ValueError: naming the file, if it is given, and the first question without an answer, or
+            marked as unanswerable with one.
     """
+    place = f"{file}: " if file else ""
     for question in dataset.questions:
         if not question.answers and not question.is_impossible:
             also = ", or be marked is_impossible" if dataset.version_2 else ""
             raise ValueError(
-                f"question {question.id!r} must have an answer to compare with{also}; got none. "
-                "Give a file with all answers; a test set without them cannot be scored."
+                f"{place}question {question.id!r} must have an answer to compare with{also}; got "
+                "none. Give a file with all answers; a test set without them cannot be scored."
             )
         if question.answers and question.is_impossible:
             raise ValueError(
-                f"question {question.id!r} must have an answer or be marked is_impossible; got "
-                f"both, with the answer {question.answers[0].text[:40]!r}. Remove one of the two."
+                f"{place}question {question.id!r} must have an answer or be marked is_impossible; "
+                f"got both, with the answer {question.answers[0].text[:40]!r}. Remove one of the "
+                "two."
             )
 
 

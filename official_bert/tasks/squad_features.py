@@ -39,10 +39,7 @@ class Features:
         return len(self.windows)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-        """Padded arrays of some windows.
-
-        Args:
-            rows: Numbers of the windows.
+        """Padded arrays of the windows with these numbers.
 
         Returns:
             `input_ids`, `input_mask`, `segment_ids`: int32 of shape (rows, max_seq_length);
@@ -136,8 +133,6 @@ def make_features(
 
     Args:
         questions: From `squad_data.read`; to train on, from `squad_data.for_training`.
-        vocab_file: The model's vocabulary.
-        do_lower_case: Whether it is an uncased one.
         settings: How windows are cut; by default with the settings of `Windows`.
 
     Raises:

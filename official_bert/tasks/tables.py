@@ -78,7 +78,6 @@ def read(
 
     Args:
         path, header, skip_broken: As of `table_files.read_columns`.
-        columns: The names of its columns.
         labelled: False leaves the labels unread, as for a test set without labels.
         label_lists: The column of labels may hold lists, which are returned as JSON.
 

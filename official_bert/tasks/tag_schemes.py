@@ -170,12 +170,7 @@ _STRICT: dict[str, tuple[_Rule, _Rule]] = {
 def scores(
     true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: str
 ) -> dict[str, float]:
-    """The scores of predicted tags, fractions of 1.
-
-    Args:
-        true: The tags of each sentence.
-        predicted: As many.
-        scheme: Of the true tags.
+    """The scores of predicted tags of sentences, fractions of 1; `scheme` is of the true ones.
 
     Returns:
         `precision`, `recall` and `f1` over all entities, `f1_macro`, the mean over their types, and

@@ -11,22 +11,19 @@ import numpy as np
 from keras import ops
 
 from official_bert.data import text_files, tokenization
-from official_bert.data.row_batches import RowBatches
-from official_bert.data.tokenization import Casing
 from official_bert.model import Tensor, Tensors
 from official_bert.model.config import BertConfig
 from official_bert.model.fine_tuning import BertTagger
-from official_bert.protocols import Lengths, Task
+from official_bert.protocols import Lengths
 from official_bert.tasks import tag_files, tag_schemes, tagging_features
 from official_bert.tasks.labels import Classes
 from official_bert.tasks.tag_files import Sentences
 from official_bert.tasks.tagging_features import UNKNOWN, Features
-
-_POOLER = "bert/pooler/"
+from official_bert.tasks.windows import RowTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tagging(Task):
+class Tagging(RowTask):
     """The tagging task (arXiv 1810.04805, section 5.3): model, batches, losses, metrics.
 
     An example is a sentence, or a window of a long one. The loss is the mean cross-entropy over the
@@ -34,13 +31,10 @@ class Tagging(Task):
 
     Args:
         classes: The tags in the order of the model's outputs.
-        vocab_file: The vocabulary that the model was pre-trained with.
-        do_lower_case: Whether that is an uncased one.
+        vocab_file, do_lower_case: As of `RowTask`.
     """
 
     classes: Classes
-    vocab_file: str
-    do_lower_case: Casing = True
 
     sums: ClassVar[tuple[str, ...]] = ("loss", "correct", "words", "tokens")
     weights: ClassVar[tuple[str, ...]] = ("tag_weights",)
@@ -64,28 +58,13 @@ class Tagging(Task):
     # Model and batches
 
     def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> BertTagger:
-        """A built `BertTagger`."""
         return BertTagger(config, len(self.classes.names), seed=seed, dtype=dtype)
 
-    def is_trainable(self, path: str) -> bool:
-        """Whether a variable is used: the pooler is not."""
-        return not path.startswith(_POOLER)
-
-    def batches(
-        self,
-        files: Sequence[str],
-        lengths: Lengths,
-        batch_size: int,
-        config: BertConfig,
-        *,
-        seed: int,
-        shard: tuple[int, int],
-        held_out: bool = False,
-    ) -> RowBatches:
-        """`RowBatches` of the windows of files with tags; read once by a process."""
+    def rows(
+        self, files: Sequence[str], lengths: Lengths, config: BertConfig, held_out: bool
+    ) -> Features:
         stamps = (*map(text_files.stamp, files),)
-        features = _labelled_features(self, (*files,), stamps, lengths.max_seq_length, config)
-        return RowBatches(features, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+        return _labelled_features(self, (*files,), stamps, lengths.max_seq_length, config)
 
     def features(
         self, sentences: Sentences, max_seq_length: int, config: BertConfig
@@ -95,12 +74,9 @@ class Tagging(Task):
         Tags that are no class of the model are `UNKNOWN`.
 
         Raises:
-            ValueError: the vocabulary is not the model's; or as `make_features`.
+            ValueError: as `tokenizer` and `make_features`.
         """
-        tokenizer = tokenization.load(self.vocab_file, self.do_lower_case)
-        vocabulary = tokenizer.get_vocab()
-        tokenization.require_within(config.vocab_size, vocabulary, self.vocab_file)
-        tokenization.check_case(vocabulary, self.vocab_file, self.do_lower_case)
+        tokenizer = self.tokenizer(config)
         words = tagging_features.from_words(tokenizer, sentences.words)
         tags = None
         if sentences.tags is not None:
@@ -113,7 +89,6 @@ class Tagging(Task):
     # Losses and metrics
 
     def batch_sums(self, outputs: Tensor, batch: Tensors) -> dict[str, Tensor]:
-        """The `sums` of windows of a batch by name; float32 scalars."""
         tags = batch["tag_ids"]  # (B, S)
         weights = batch["tag_weights"] * batch["example_weights"][:, None]
         losses = ops.sparse_categorical_crossentropy(tags, outputs, from_logits=True)
@@ -145,11 +120,9 @@ class Tagging(Task):
         }
 
     def baseline_loss(self, config: BertConfig) -> float:
-        """The loss, in nats, of guessing all tags with equal probability."""
         return math.log(len(self.classes.names))
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
-        """Held-out metrics as one line of text."""
         return (
             f"loss {metrics['loss']:.3f}, tags {metrics['accuracy']:.1%} (most frequent tag: "
             f"{metrics['most_frequent_tag_accuracy']:.1%})"

@@ -131,8 +131,7 @@ def make_features(
     """Cuts windows, each half the room after the one before, and places the words in them.
 
     Args:
-        words: Of `from_words` or `from_texts`.
-        tokenizer: As there.
+        words: Of `from_words` or `from_texts`, by the same tokenizer.
         max_seq_length: Length of a window in tokens, [CLS] and [SEP] included.
         tags: The class number of each word.
 

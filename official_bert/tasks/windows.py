@@ -1,6 +1,67 @@
-"""Overlapping windows over a text that is too long for the model, and the best for each piece."""
+"""Shared by the tasks of fine-tuning: vocabulary and batches; windows over a long text."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
+from tokenizers import Tokenizer
+
+from official_bert.data import tokenization
+from official_bert.data.row_batches import RowBatches, Rows
+from official_bert.data.tokenization import Casing
+from official_bert.model.config import BertConfig
+from official_bert.protocols import Lengths, Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowTask(Task):
+    """A task on rows that are in memory, with the vocabulary of a pre-trained model.
+
+    Args:
+        vocab_file: The vocabulary that the model was pre-trained with.
+        do_lower_case: Whether that is an uncased one.
+    """
+
+    vocab_file: str
+    do_lower_case: Casing = True
+    reads_pooler: ClassVar[bool] = False
+
+    @abstractmethod
+    def rows(
+        self, files: Sequence[str], lengths: Lengths, config: BertConfig, held_out: bool
+    ) -> Rows:
+        """The labelled examples of files; read once by a process."""
+
+    def is_trainable(self, path: str) -> bool:
+        return self.reads_pooler or not path.startswith("bert/pooler/")
+
+    def batches(
+        self,
+        files: Sequence[str],
+        lengths: Lengths,
+        batch_size: int,
+        config: BertConfig,
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        held_out: bool = False,
+    ) -> RowBatches:
+        """The `RowBatches` of `rows`."""
+        rows = self.rows(files, lengths, config, held_out)
+        return RowBatches(rows, batch_size, seed=seed, shard=shard, shuffle=not held_out)
+
+    def tokenizer(self, config: BertConfig) -> Tokenizer:
+        """The tokenizer; a ValueError if its vocabulary is not the model's, or of another case."""
+        tokenizer = tokenization.load(self.vocab_file, self.do_lower_case)
+        vocabulary = tokenizer.get_vocab()
+        tokenization.require_within(config.vocab_size, vocabulary, self.vocab_file)
+        tokenization.check_case(vocabulary, self.vocab_file, self.do_lower_case)
+        return tokenizer
+
+
+# Windows
 
 
 def cut(pieces: int, room: int, stride: int) -> np.ndarray:
