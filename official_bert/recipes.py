@@ -480,18 +480,8 @@ RECIPES = {
     "bert_base_mslt": bert_base_mslt,
     "bert_base_progressive_stacking": bert_base_progressive_stacking,
     "bert_large": bert_large,
-    **{
-        f"bert_large_{size}": functools.partial(bert_large, batch_size)
-        for size, batch_size in {
-            "512": 512,
-            "1k": 1_024,
-            "2k": 2_048,
-            "4k": 4_096,
-            "8k": 8_192,
-            "16k": 16_384,
-            "32k": 32_768,
-        }.items()
-    },
+    "bert_large_512": functools.partial(bert_large, 512),
+    **{f"bert_large_{2**n}k": functools.partial(bert_large, 1024 * 2**n) for n in range(6)},
     "bert_large_mixed_batch": bert_large_mixed_batch,
     "bert_large_nvidia": bert_large_nvidia,
     **{

@@ -196,12 +196,9 @@ class Run:
                     f'all be trained; got "{stage.new_positions}" in stage {number}. Take other '
                     "stages or another recipe, or leave init_checkpoint out."
                 )
-        if self.dtype not in DTYPE_POLICIES:
-            raise ValueError(f"dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.dtype!r}.")
-        if self.reduce_dtype not in DTYPE_POLICIES:
-            raise ValueError(
-                f"reduce_dtype must be {' or '.join(DTYPE_POLICIES)}; got {self.reduce_dtype!r}."
-            )
+        for name in ("dtype", "reduce_dtype"):
+            if (given := getattr(self, name)) not in DTYPE_POLICIES:
+                raise ValueError(f"{name} must be {' or '.join(DTYPE_POLICIES)}; got {given!r}.")
         if self.reduce_dtype == "fp16" and self.dtype != "fp16":
             raise ValueError(
                 f"reduce_dtype must be fp32 or bf16 with dtype={self.dtype}; got 'fp16', in which "

@@ -62,12 +62,8 @@ def read(
             found[row.official] = tensor.transposed()
         else:
             found[row.official] = tensor
-    return (
-        "Hugging Face",
-        found,
-        {},
-        _with_our_names(unmatched, json_object(file.parent / "config.json")),
-    )
+    left_over = _with_our_names(unmatched, json_object(file.parent / "config.json"))
+    return "Hugging Face", found, {}, left_over
 
 
 def write_config(source: Source) -> dict:
@@ -202,12 +198,7 @@ def default_classes(outputs: int) -> list[str]:
 
 
 def labels(values: dict, outputs: int, file: str | os.PathLike) -> dict:
-    """The content of `labels.json` for a classifier or tagger, from Hugging Face's configuration.
-
-    Args:
-        values: The content of `config.json`.
-        outputs: The number of outputs of the head.
-        file: The path of `config.json`, for an error.
+    """The content of `labels.json` for a classifier or tagger, from that of `config.json`.
 
     Raises:
         ValueError: it does not name each class.

@@ -104,13 +104,9 @@ class ModelFolder:
 
     @property
     def config_file(self) -> pathlib.Path | None:
-        """The user's configuration, or its own."""
-        return self.bert_config_file or self.own_config_file
-
-    @property
-    def own_config_file(self) -> pathlib.Path | None:
-        """Its `bert_config.json` or `config.json`, the one of the weights' format first."""
-        return self._find(*_CONFIGS.get(self.kind, _OFFICIAL_CONFIGS))
+        """The user's configuration, or its own, the one of the weights' format first."""
+        names = _CONFIGS.get(self.kind, _OFFICIAL_CONFIGS)
+        return self.bert_config_file or self._find(*names)
 
     @property
     def vocab_file(self) -> pathlib.Path | None:
@@ -277,10 +273,6 @@ def write_vocabulary(
     """Writes `vocab.txt` and Hugging Face's `tokenizer_config.json`.
 
     Only the second distinguishes a cased vocabulary without upper-case letters from an uncased one.
-
-    Args:
-        vocabulary: The word pieces, by id.
-        max_length: Maximum length of a sequence in tokens.
     """
     write_text(folder / PLAIN_VOCABULARY, "".join(f"{token}\n" for token in vocabulary))
     settings = {

@@ -47,7 +47,6 @@ class Forward:
         Args:
             lengths: Word pieces of each row, (N,).
             make_batch: Function of the numbers of some rows that returns their arrays.
-            batch_size: Rows at once.
 
         Yields:
             Numbers of rows, (B,), and their outputs as NumPy arrays, each (B, …). An axis of
@@ -192,11 +191,7 @@ def texts(given: Iterable[str]) -> list[str]:
 
 
 def sentences(given: Iterable[str | Sequence[str]]) -> list[tuple[str, str | None]]:
-    """Sentences and pairs of sentences, all as pairs; the second of a single one is `None`.
-
-    Raises:
-        ValueError: as `texts`.
-    """
+    """Sentences and pairs, all as pairs, with `None` for a missing second. Raises as `texts`."""
     found: list[tuple[str, str | None]] = []
     for number, one in enumerate(_listed(given, "texts")):
         name = f"text {number}"
@@ -209,11 +204,7 @@ def sentences(given: Iterable[str | Sequence[str]]) -> list[tuple[str, str | Non
 
 
 def questions(given: Iterable[Sequence[str]]) -> list[tuple[str, str]]:
-    """Questions with their contexts.
-
-    Raises:
-        ValueError: as `texts`.
-    """
+    """Questions with their contexts. Raises as `texts`."""
     found = []
     for number, one in enumerate(_listed(given, "questions")):
         question, context = _pair(one, f"question {number}")
@@ -229,11 +220,7 @@ def shown(text: str) -> str:
 
 
 def words_or_texts(given: Iterable[str | Sequence[str]]) -> list[str | list[str]]:
-    """Texts and lists of words.
-
-    Raises:
-        ValueError: as `texts`.
-    """
+    """Texts and lists of words. Raises as `texts`."""
     found: list[str | list[str]] = []
     for number, one in enumerate(_listed(given, "texts")):
         if isinstance(one, str):

@@ -22,8 +22,6 @@ class Layers:
     """Computes the vectors of word pieces in some layers of a model.
 
     Args:
-        model: The model.
-        tokenizer: The tokenizer of its vocabulary.
         layers: Numbers of layers: 0 is the first, -1 the last.
         max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
 
@@ -57,12 +55,7 @@ class Layers:
     def over(
         self, sentences: Sequence[tuple[str, str | None]], batch_size: int
     ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], list[np.ndarray]]]:
-        """Numbers of B sentences at a time, their arrays (B, S), and per layer (B, S, H), float32.
-
-        Args:
-            sentences: Sentences and pairs, as of `forward.sentences`.
-            batch_size: Sentences computed at once.
-        """
+        """Numbers of B `forward.sentences` at a time, arrays (B, S), and per layer (B, S, H)."""
         settings = self._tokenizer, self._max_seq_length, batch_size
         for numbers, arrays, outputs in self._forward.over_sentences(sentences, *settings):
             width = int(arrays["input_mask"].sum(axis=1).max())
