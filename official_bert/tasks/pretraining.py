@@ -83,7 +83,6 @@ class Pretraining(Task):
     # Model and batches
 
     def make_model(self, config: BertConfig, seed: int | None, dtype: str) -> "BertPretrainer":
-        """A built `BertPretrainer`."""
         from official_bert.model.pretrainer import BertPretrainer
 
         return BertPretrainer(config, seed=seed, dtype=dtype)
@@ -130,7 +129,6 @@ class Pretraining(Task):
     # Losses and metrics
 
     def batch_sums(self, outputs: Tensors, batch: Tensors) -> dict[str, Tensor]:
-        """The `sums` of rows of a batch by name; float32 scalars."""
         from keras import ops
 
         from official_bert.model.pretrainer import pretraining_sums
@@ -183,7 +181,6 @@ class Pretraining(Task):
         return math.log(config.vocab_size * (2 if self.use_next_sentence_label else 1))
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
-        """Held-out metrics as one line of text."""
         text = (
             f"masked LM loss {metrics['masked_lm_loss']:.3f}, accuracy "
             f"{metrics['masked_lm_accuracy']:.1%} (most frequent token: "
