@@ -297,7 +297,7 @@ def resolved(folder, **named):
 
 def config_of(args):
     if isinstance(args, Classify):
-        return fine_tuning.read_config(args, "classifier")
+        return fine_tuning.read_config(args)
     return run_pretraining.run_from_flags(args).config
 
 
