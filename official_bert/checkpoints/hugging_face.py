@@ -94,10 +94,11 @@ def _safetensors(file):
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: its weight_map is not readable ({error}).") from None
     for shard in shards:
+        shown = names.printable(shard)
         if pathlib.PurePath(shard).name != shard or "\\" in shard:
-            raise ValueError(f"{file} must name files in its own folder; got {shard!r}.")
-        if not (file.parent / shard).is_file():
-            raise ValueError(f"{file} names {shard}, which is missing. Copy it to the same folder.")
+            raise ValueError(f"{file} must name files in its own folder; got {shown!r}.")
+        if not os.path.isfile(file.parent / shard):  # False of names that no system takes, too
+            raise ValueError(f"{file} names {shown}, which is missing. Copy it to the same folder.")
     held = {shard: safetensors_files.read(file.parent / shard) for shard in sorted(shards)}
     missing = [name for name, shard in places.items() if name not in held[shard]]
     if missing:

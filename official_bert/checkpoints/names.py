@@ -121,7 +121,7 @@ def listed(found: Collection[str]) -> str:
     """Some items of a list and the number of the others; moments are counted only."""
     others = [name for name in found if not is_moment(name)]
     more, moments = len(others) - _MAX_NAMES, len(found) - len(others)
-    shown = ", ".join(map(_shown, sorted(others)[:_MAX_NAMES]))
+    shown = ", ".join(map(printable, sorted(others)[:_MAX_NAMES]))
     shown += f" and {more} more" if more > 0 else ""
     counted = [f"the moments ({moments} variable{'s' * (moments > 1)})"] if moments else []
     return ", ".join([*([shown] if shown else []), *counted])
@@ -132,7 +132,7 @@ def is_moment(name: str) -> bool:
     return name.endswith(("/adam_m", "/adam_v", "/momentum"))
 
 
-def _shown(name):
+def printable(name: str) -> str:
     """An untrusted name, made safe for one line of a terminal."""
     name = name if name.isprintable() else ascii(name)[1:-1]
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…{name[-20:]}"
