@@ -24,18 +24,13 @@ from official_bert.commands import commands
 from official_bert.commands.pretraining_settings import Pretrain
 from official_bert.engines.tf_distribute import TfDistribute
 from official_bert.model.config import BertConfig
-from official_bert.stages import LoopOptions, Optimizer, Run, Stage
+from official_bert.stages import LoopOptions, Optimizer, Run
 from official_bert.training import budget, model_directory
 from official_bert.training.run_checks import RunRecords
 from official_bert.training.trainer import Trainer
 
-FIRST = Stage(
-    steps=900,
-    batch_size=8,
-    max_seq_length=32,
-    max_predictions_per_seq=5,
-    learning_rate=1e-3,
-    warmup_steps=90,
+FIRST = dataclasses.replace(
+    small_runs.SHORT, steps=900, batch_size=8, learning_rate=1e-3, warmup_steps=90
 )
 SECOND = dataclasses.replace(FIRST, steps=100, warmup_steps=20)
 RECIPE = """
@@ -92,7 +87,7 @@ def test_the_updates_fill_the_time_in_the_proportions_and_with_the_warmup_of_the
 
 
 class Slow(TfDistribute):
-    """Takes a time that is known, and makes nothing else."""
+    """Takes a time that is known, by its own clock, so a busy machine changes nothing."""
 
     COMPILES, UPDATES, EVALUATES = 0.1, 0.02, 0.03
 
@@ -101,8 +96,10 @@ class Slow(TfDistribute):
         self.slept, self.evaluated = 0.0, 0
 
     def sleep(self, seconds):
-        time.sleep(seconds)
         self.slept += seconds
+
+    def monotonic(self):
+        return self.slept
 
     def training_loop(self, run, model, optimizer):
         compiled = []
@@ -125,16 +122,6 @@ class Slow(TfDistribute):
         return step
 
 
-class ByItsOwnClock(Slow):
-    """Its clock knows of nothing else, so a busy machine changes nothing."""
-
-    def sleep(self, seconds):
-        self.slept += seconds
-
-    def monotonic(self):
-        return self.slept
-
-
 def three_stages(corpus, minutes, **settings):
     return small_runs.make_run(corpus, (SECOND, FIRST, SECOND), minutes=minutes, **settings)
 
@@ -147,7 +134,7 @@ def evaluated_options(corpus, **settings):
 def test_measuring_takes_a_tenth_of_the_budget_and_shows_what_it_does(
     small_corpus, tmp_path, monkeypatch, minutes
 ):
-    engine, said = ByItsOwnClock(), []
+    engine, said = Slow(), []
     monkeypatch.setattr(budget, "time", engine)
     run = three_stages(small_corpus, minutes=minutes)
     options = evaluated_options(small_corpus, eval_batch_size=1)
@@ -168,7 +155,7 @@ def test_measuring_takes_a_tenth_of_the_budget_and_shows_what_it_does(
 def test_more_minutes_than_steps_can_be_counted_are_refused_by_their_name(
     small_corpus, tmp_path, monkeypatch
 ):
-    engine = ByItsOwnClock()
+    engine = Slow()
     monkeypatch.setattr(budget, "time", engine)
     run = three_stages(small_corpus, minutes=1e12)
     options = dataclasses.replace(evaluated_options(small_corpus), eval_files=())
@@ -181,7 +168,7 @@ def test_more_minutes_than_steps_can_be_counted_are_refused_by_their_name(
 def test_evaluating_is_measured_by_some_batches_and_reckoned_for_all(
     small_corpus, tmp_path, monkeypatch
 ):
-    engine = ByItsOwnClock()
+    engine = Slow()
     monkeypatch.setattr(budget, "time", engine)
     options = evaluated_options(small_corpus, eval_batch_size=32, eval_steps=10)
     stage = dataclasses.replace(FIRST, steps=100, warmup_steps=10)
