@@ -62,15 +62,14 @@ if importlib.util.find_spec("hypothesis"):
     hypothesis.settings.load_profile("suite")
 
 
-# A process of tests is renewed at 2.5 GB (tests/support/forked_files.py); few grow so far, and some
-# have processes of their own.
-_BYTES_OF_A_PROCESS = 3 << 30
+# A process of tests is renewed at 2.5 GB (tests/support/forked_files.py); few grow so far.
+_BYTES_OF_A_PROCESS = 2 << 30
 
 
 def pytest_xdist_auto_num_workers(config):
-    """`--numprocesses=auto`: two more than cores, as some tests wait, as far as memory allows."""
+    """`--numprocesses=auto`: one more than cores, as some tests wait, as far as memory allows."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)) + 2, memory // _BYTES_OF_A_PROCESS))
+    return max(1, min(len(os.sched_getaffinity(0)) + 1, memory // _BYTES_OF_A_PROCESS))
 
 
 def pytest_configure(config):
