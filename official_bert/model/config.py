@@ -87,7 +87,7 @@ class BertConfig:
             good = isinstance(value, str) and value in ACTIVATIONS
             wanted = f"one of {', '.join(ACTIVATIONS)}"
         if not good:
-            raise ValueError(f"{field.name} must be {wanted}; got {value!r}.")
+            raise ValueError(f"{field.name} must be {wanted}; got {value!r:.99}.")
 
     @property
     def head_size(self) -> int:
@@ -138,15 +138,16 @@ def _official(values: dict, path: object) -> dict:
     for key, only in _UNLIKE_BERT.items():
         if values.get(key, only) != only:
             raise ValueError(
-                f"{key} must be {only!r} in {path}; got {values[key]!r}: the model is not a BERT."
+                f"{key} must be {only!r} in {path}; got {values[key]!r:.99}: the model is not a "
+                "BERT."
             )
     if values.keys().isdisjoint(_HUGGING_FACE):
         return values
     architectures = values.get("architectures")
     if "model_type" not in values and architectures and "'Bert" not in str(architectures):
         raise ValueError(
-            f"architectures must be a BERT's in {path}; got {architectures!r}: the model is not a "
-            "BERT."
+            f"architectures must be a BERT's in {path}; got {architectures!r:.99}: the model is "
+            "not a BERT."
         )
     name = values.get("hidden_act", "gelu")  # their "gelu" is exact, ours approximates
     return values | {"hidden_act": _FROM_HF.get(name, name) if isinstance(name, str) else name}
