@@ -35,7 +35,10 @@ class BlankFiller(Embedding):
     """A pre-trained model together with its vocabulary; made by `official_bert.load`.
 
     Attributes:
-        model, tokenizer, max_seq_length, origin: As of `Embedding`; the length is for `embed`.
+        model: The `BertPretrainer`.
+        tokenizer: The tokenizer of its vocabulary.
+        max_seq_length: Maximum number of word pieces of a text for `embed`, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
 
     Example:
 
@@ -169,8 +172,11 @@ class SentenceClassifier(Embedding):
     """A fine-tuned classifier together with its vocabulary; made by `official_bert.load`.
 
     Attributes:
-        model, tokenizer, max_seq_length, origin: As of `Embedding`.
+        model: The `BertClassifier`.
+        tokenizer: The tokenizer of its vocabulary.
         labels: The classes, labels or numbers that it predicts.
+        max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
         takes_pairs: Whether it was trained on pairs of sentences; `None` if unknown.
 
     Example:
@@ -280,7 +286,10 @@ class TextEncoder(Embedding):
     """A bare encoder together with its vocabulary; made by `official_bert.load`.
 
     Attributes:
-        model, tokenizer, max_seq_length, origin: As of `Embedding`.
+        model: The `BertEncoder`.
+        tokenizer: The tokenizer of its vocabulary.
+        max_seq_length: Maximum number of word pieces of a text, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
         has_pooler: Whether the checkpoint has a pooler.
 
     Example:
@@ -357,9 +366,13 @@ class QuestionAnswerer(Embedding):
     """A fine-tuned model for questions with its vocabulary; made by `official_bert.load`.
 
     Attributes:
-        model, tokenizer, origin: As of `Embedding`.
-        vocab_file, do_lower_case: The file of the vocabulary, and its casing.
-        windows: The lengths of the windows of a context; `max_seq_length` is that of one.
+        model: The `BertQuestionAnswering`.
+        tokenizer: The tokenizer of its vocabulary.
+        vocab_file: The file of that vocabulary.
+        do_lower_case: Its casing.
+        windows: The lengths of the windows of a context.
+        max_seq_length: The length of a window.
+        origin: Path and format of the checkpoint.
         version_2_with_negative: Whether it was trained on questions without an answer, too.
 
     Example:

@@ -42,9 +42,11 @@ class WordTagger(Embedding):
     """A fine-tuned tagger together with its vocabulary; made by `official_bert.load`.
 
     Attributes:
-        model, tokenizer, origin: As of `Embedding`.
+        model: The `BertTagger`.
+        tokenizer: The tokenizer of its vocabulary.
         classes: The tags that it predicts.
         max_seq_length: Length of a window in tokens, with [CLS] and [SEP].
+        origin: Path and format of the checkpoint.
 
     Example:
 
